@@ -12,14 +12,14 @@ use crate::floors::quiet;
 use crate::process::{LineChild, command, run};
 use crate::{Bench, BenchError};
 
-pub const IPYKERNEL: &str = "ipykernel";
-pub const ORDINARY: &str = "ipykernel by jupyter_client";
-pub const GATEWAY: &str = "Kernel Gateway";
-pub const BUBBLEWRAP: &str = "bubblewrap + python";
-pub const RUN_PYTHON: &str = "mcp-run-python";
+pub(crate) const IPYKERNEL: &str = "ipykernel";
+pub(crate) const ORDINARY: &str = "ipykernel by jupyter_client";
+pub(crate) const GATEWAY: &str = "Kernel Gateway";
+pub(crate) const BUBBLEWRAP: &str = "bubblewrap + python";
+pub(crate) const RUN_PYTHON: &str = "mcp-run-python";
 
 /// Returns the directory of the installed alternatives, or an error if this one could not be installed.
-pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, BenchError> {
+pub(crate) fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, BenchError> {
     let dir = bench.alternatives.as_deref();
     let dir = dir.ok_or_else(|| BenchError::Said("not measured: no `--alternatives`".into()))?;
     match std::fs::read_to_string(dir.join(format!("{name}.failed"))) {
@@ -29,22 +29,22 @@ pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, BenchErro
 }
 
 /// A helper that measures and replies with its measurements.
-pub struct Helper(LineChild);
+pub(crate) struct Helper(LineChild);
 
 impl Helper {
     /// Starts the helper for kernels of ipykernel.
-    pub fn ipykernel(bench: &Bench) -> Result<Self, BenchError> {
+    pub(crate) fn ipykernel(bench: &Bench) -> Result<Self, BenchError> {
         let python = installed(bench, "ipykernel")?.join("python/bin/python");
         Self::start(bench, &python, "kernels.py", include_str!("helpers/kernels.py"))
     }
 
-    pub fn gateway(bench: &Bench) -> Result<Self, BenchError> {
+    pub(crate) fn gateway(bench: &Bench) -> Result<Self, BenchError> {
         let python = installed(bench, "kernel-gateway")?.join("python/bin/python");
         Self::start(bench, &python, "gateway.py", include_str!("helpers/gateway.py"))
     }
 
     /// Starts the helper for IPython's shell alone, in the runtime that sandboxes use.
-    pub fn bare(bench: &Bench) -> Result<Self, BenchError> {
+    pub(crate) fn bare(bench: &Bench) -> Result<Self, BenchError> {
         Self::start(bench, &bench.subject.python, "bare.py", include_str!("helpers/bare.py"))
     }
 
@@ -55,7 +55,7 @@ impl Helper {
         LineChild::start(command.arg("-I").arg(program).stderr(Stdio::null()), &bench.children).map(Self)
     }
 
-    pub fn ask(&mut self, request: &Value) -> Result<Value, BenchError> {
+    pub(crate) fn ask(&mut self, request: &Value) -> Result<Value, BenchError> {
         self.0.write(&format!("{request}\n"))?;
         let answer: Value =
             serde_json::from_slice(self.0.read()?).map_err(|error| BenchError::Said(format!("not JSON: {error}")))?;
@@ -66,7 +66,7 @@ impl Helper {
     }
 
     /// Returns the measured values.
-    pub fn values(&mut self, request: &Value) -> Result<Vec<f64>, BenchError> {
+    pub(crate) fn values(&mut self, request: &Value) -> Result<Vec<f64>, BenchError> {
         let answer = self.ask(request)?;
         let values =
             answer["values"].as_array().ok_or_else(|| BenchError::Said("the helper measured nothing".into()))?;
@@ -74,23 +74,23 @@ impl Helper {
     }
 
     /// Measures the time from nothing to the result of a first cell.
-    pub fn first(&mut self, code: &str) -> Result<Vec<f64>, BenchError> {
+    pub(crate) fn first(&mut self, code: &str) -> Result<Vec<f64>, BenchError> {
         self.values(&json!({ "do": "start", "code": code }))
     }
 
-    pub fn calls(&mut self, times: usize) -> Result<Vec<f64>, BenchError> {
+    pub(crate) fn calls(&mut self, times: usize) -> Result<Vec<f64>, BenchError> {
         self.values(&json!({ "do": "call", "times": times, "code": "print(1)" }))
     }
 
     /// Opens kernels that stay alive. Returns how many there are now, and why there are no more.
-    pub fn open(&mut self, count: usize, code: &str) -> Result<(u64, Option<String>), BenchError> {
+    pub(crate) fn open(&mut self, count: usize, code: &str) -> Result<(u64, Option<String>), BenchError> {
         let answer = self.ask(&json!({ "do": "open", "count": count, "code": code }))?;
         Ok((answer["kernels"].as_u64().unwrap_or(0), answer["why"].as_str().map(str::to_owned)))
     }
 }
 
 /// Runs Python once in a sandbox of bubblewrap.
-pub fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
+pub(crate) fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
     installed(bench, "bubblewrap")?;
     let mut command = command("bwrap");
     command.args(["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]);
@@ -100,7 +100,7 @@ pub fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
 }
 
 /// Starts the MCP server; its start is the first thing that is measured.
-pub fn run_python(bench: &Bench) -> Result<Mcp, BenchError> {
+pub(crate) fn run_python(bench: &Bench) -> Result<Mcp, BenchError> {
     let bin = installed(bench, "mcp-run-python")?.join("python/bin");
     let mut command = command(bin.join("mcp-run-python"));
     quiet(&mut command, bench);
@@ -114,7 +114,7 @@ pub fn run_python(bench: &Bench) -> Result<Mcp, BenchError> {
     Mcp::start(&mut command, &bench.children)
 }
 
-pub fn run_python_call(server: &mut Mcp) -> Result<f64, BenchError> {
+pub(crate) fn run_python_call(server: &mut Mcp) -> Result<f64, BenchError> {
     let answer = server.call(&BenchCall::new("run_python_code", json!({ "python_code": "print(1)" })))?;
     match answer.result["content"][0]["text"].as_str().is_some_and(|text| text.contains("<output>\n1\n")) {
         true => Ok(answer.seconds),

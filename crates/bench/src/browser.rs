@@ -92,7 +92,7 @@ const FIRST: [&str; 3] = ["first goto, sandpool", "first goto, sandpool, empty p
 const MEMORY: [&str; 3] = ["memory, sandpool", "memory, sandpool, empty pools", "memory, Playwright MCP"];
 const CHARACTERS: [&str; 2] = ["characters, sandpool", "characters, Playwright MCP"];
 
-pub fn measure(bench: &Bench) -> Result<Figure, BenchError> {
+pub(crate) fn measure(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let site = Site::start()?;
     first(bench, &mut samples, &site)?;

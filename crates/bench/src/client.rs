@@ -17,10 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A call of a tool, serialized once and sent often.
 #[derive(Debug, Clone)]
-pub struct BenchCall(String);
+pub(crate) struct BenchCall(String);
 
 impl BenchCall {
-    pub fn new(tool: &str, arguments: Value) -> Self {
+    pub(crate) fn new(tool: &str, arguments: Value) -> Self {
         Self(json!({ "name": tool, "arguments": arguments }).to_string())
     }
 
@@ -31,20 +31,20 @@ impl BenchCall {
 
 /// The result of a tool and the time it took, in seconds.
 #[derive(Debug)]
-pub struct TimedResult {
+pub(crate) struct TimedResult {
     pub seconds: f64,
     pub result: Value,
 }
 
 impl TimedResult {
     /// Returns a text member of the structured result.
-    pub fn field(&self, name: &str) -> Result<&str, BenchError> {
+    pub(crate) fn field(&self, name: &str) -> Result<&str, BenchError> {
         let found = self.result["structuredContent"][name].as_str();
         found.ok_or_else(|| BenchError::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
     }
 
     /// Checks that the code printed exactly `expected`; the dialects have two names for the output.
-    pub fn printed(self, expected: &str) -> Result<Self, BenchError> {
+    pub(crate) fn printed(self, expected: &str) -> Result<Self, BenchError> {
         let printed = self.field("stdout").or_else(|_| self.field("output"))?;
         match printed.trim() == expected {
             true => Ok(self),
@@ -54,7 +54,7 @@ impl TimedResult {
 }
 
 /// A connection to a server under test.
-pub trait Client {
+pub(crate) trait Client {
     fn call(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError>;
 
     /// Repeats the call until the server can perform it; the server refuses it before that. An error other than a
@@ -93,13 +93,13 @@ const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialize
 
 /// A client over the standard input and output of a child process.
 #[derive(Debug)]
-pub struct Stdio {
+pub(crate) struct Stdio {
     lines: LineChild,
     next: u64,
 }
 
 impl Stdio {
-    pub fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
+    pub(crate) fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
         let mut client = Self { lines: LineChild::start(command, children)?, next: 0 };
         client.lines.write(&format!("{}\n", hello(0)))?;
         client.wait(0)?;
@@ -108,12 +108,12 @@ impl Stdio {
     }
 
     /// Returns the process id of the server.
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.lines.process.id()
     }
 
     /// Sends a call without waiting for its answer.
-    pub fn begin(&mut self, call: &BenchCall) -> Result<u64, BenchError> {
+    pub(crate) fn begin(&mut self, call: &BenchCall) -> Result<u64, BenchError> {
         self.next += 1;
         let mut line = call.request(self.next);
         line.push('\n');
@@ -122,7 +122,7 @@ impl Stdio {
     }
 
     /// Returns the next answer to any of the calls, with its id and its time of arrival.
-    pub fn next(&mut self) -> Result<(u64, Instant, Value), BenchError> {
+    pub(crate) fn next(&mut self) -> Result<(u64, Instant, Value), BenchError> {
         loop {
             let line = self.lines.read()?;
             let arrived = Instant::now();
@@ -144,7 +144,7 @@ impl Stdio {
     }
 
     /// Returns the result of a message from `next` if it is a success.
-    pub fn result(message: &Value) -> Result<Value, BenchError> {
+    pub(crate) fn result(message: &Value) -> Result<Value, BenchError> {
         success(message)
     }
 }
@@ -160,14 +160,14 @@ impl Client for Stdio {
 
 /// A client over one persistent connection with `TCP_NODELAY`.
 #[derive(Debug)]
-pub struct Http {
+pub(crate) struct Http {
     stream: BufReader<TcpStream>,
     head: String,
     next: u64,
 }
 
 impl Http {
-    pub fn open(address: SocketAddr) -> Result<Self, BenchError> {
+    pub(crate) fn open(address: SocketAddr) -> Result<Self, BenchError> {
         let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(BenchError::io("cannot connect"))?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
         set.map_err(BenchError::io("a socket option"))?;
@@ -184,7 +184,7 @@ impl Http {
         Ok(client)
     }
 
-    pub fn stream(&self) -> &TcpStream {
+    pub(crate) fn stream(&self) -> &TcpStream {
         self.stream.get_ref()
     }
 
@@ -194,13 +194,13 @@ impl Http {
     }
 
     /// Sends a call without waiting for its answer.
-    pub fn begin(&mut self, call: &BenchCall) -> Result<(), BenchError> {
+    pub(crate) fn begin(&mut self, call: &BenchCall) -> Result<(), BenchError> {
         self.next += 1;
         self.post(&call.request(self.next))
     }
 
     /// Waits for the answer to the call that `begin` sent.
-    pub fn finish(&mut self) -> Result<(Instant, Value), BenchError> {
+    pub(crate) fn finish(&mut self) -> Result<(Instant, Value), BenchError> {
         let (_, body) = self.answer()?;
         let arrived = Instant::now();
         // The body is a JSON document, or a stream whose last event is the answer.
@@ -271,7 +271,7 @@ impl Client for Http {
 }
 
 /// Returns whether a plain GET is answered with 200.
-pub fn is_ok(address: SocketAddr, path: &str) -> bool {
+pub(crate) fn is_ok(address: SocketAddr, path: &str) -> bool {
     let asked = || -> std::io::Result<bool> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;

@@ -17,12 +17,12 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    pub fn new(rounds: usize) -> Self {
+    pub(crate) fn new(rounds: usize) -> Self {
         Self { rounds, lines: BTreeMap::new() }
     }
 
     /// Adds one round of one figure: the ratio of the new median to the old one, for every series of ours.
-    pub fn add(&mut self, new: &Figure, old: &Figure) {
+    pub(crate) fn add(&mut self, new: &Figure, old: &Figure) {
         for (series, new_summary) in new.series.iter().filter(|(series, _)| series.contains("sandpool")) {
             let Some(old_summary) = old.series.get(series).filter(|old| old.median > 0.0) else { continue };
             self.lines.entry((new.name, series)).or_default().push(new_summary.median / old_summary.median);

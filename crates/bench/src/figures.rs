@@ -14,8 +14,8 @@ use crate::server::{self, Pool, first_cell, no_op, one_shot, stop};
 use crate::stats::Samples;
 use crate::{Bench, BenchError, browser, memory};
 
-pub const OURS: &str = "sandpool";
-pub const EMPTY: &str = "sandpool, empty pools";
+pub(crate) const OURS: &str = "sandpool";
+pub(crate) const EMPTY: &str = "sandpool, empty pools";
 const NO_OP: &str = "no-op tool, stdio";
 const NO_OP_HTTP: &str = "no-op tool, HTTP";
 const BOTH: [(&str, Pool); 2] = [(OURS, Pool::Full), (EMPTY, Pool::Empty)];
@@ -26,13 +26,13 @@ const STACK: &str = "import numpy, pandas, matplotlib.pyplot, os\nprint(os.readl
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// A figure that the user can select.
-pub struct Row {
+pub(crate) struct Row {
     pub name: &'static str,
     pub title: &'static str,
     pub measure: fn(&Bench) -> Result<Figure, BenchError>,
 }
 
-pub const ALL: &[Row] = &[
+pub(crate) const ALL: &[Row] = &[
     Row { name: "first", title: "create_context + first run_code with import pandas, over stdio", measure: first },
     Row { name: "warm", title: "warm run_code over stdio", measure: warm },
     Row { name: "http", title: "warm run_code over HTTP keep-alive", measure: http },
@@ -51,12 +51,12 @@ pub const NAMES: [&str; 11] =
     ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start", "browser"];
 
 impl Bench {
-    pub fn rounds<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
+    pub(crate) fn rounds<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
         let all = self.plan.rounds;
         (0..all).inspect(move |round| (self.say)(&format!("  {name}: round {} of {all}", round + 1)))
     }
 
-    pub fn settle(&self) -> Result<(), BenchError> {
+    pub(crate) fn settle(&self) -> Result<(), BenchError> {
         std::thread::sleep(SETTLE);
         self.children.check()
     }
@@ -79,12 +79,12 @@ fn times(value: f64) -> Quantity {
 
 /// Derives quantities and rows from the samples of a figure.
 impl Samples {
-    pub fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
+    pub(crate) fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
         value.map(|value| Quantity { value, unit }).ok_or_else(|| self.why_not(subject).to_owned())
     }
 
     /// Returns the median in units of `T`.
-    pub fn in_true(&self, subject: &str) -> Found {
+    pub(crate) fn in_true(&self, subject: &str) -> Found {
         self.quantity(subject, self.ratio(subject, TRUE), Unit::T)
     }
 

@@ -8,18 +8,18 @@ use crate::process::{Process, command, run};
 use crate::{Bench, BenchError};
 
 /// The unit of measure.
-pub const TRUE: &str = "fork+exec of /bin/true";
-pub const PIPE: &str = "pipe ping-pong, two processes";
-pub const CELL: &str = "bare run_cell";
-pub const IMPORT: &str = "plain import";
-pub const NODE: &str = "a new node process";
+pub(crate) const TRUE: &str = "fork+exec of /bin/true";
+pub(crate) const PIPE: &str = "pipe ping-pong, two processes";
+pub(crate) const CELL: &str = "bare run_cell";
+pub(crate) const IMPORT: &str = "plain import";
+pub(crate) const NODE: &str = "a new node process";
 
 /// Measures `T` as many times as requested. It uses `posix_spawn`, the fastest way to start a process.
-pub fn true_times(bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
+pub(crate) fn true_times(bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
     timed(bench, times, || command("/bin/true").status().map(drop).map_err(BenchError::io("cannot start `/bin/true`")))
 }
 
-pub fn timed(
+pub(crate) fn timed(
     bench: &Bench,
     times: usize,
     mut work: impl FnMut() -> Result<(), BenchError>,
@@ -34,20 +34,20 @@ pub fn timed(
 }
 
 /// Sends a byte to `cat` and back.
-pub struct PingPong {
+pub(crate) struct PingPong {
     process: Process,
     pipes: (std::process::ChildStdin, std::process::ChildStdout),
 }
 
 impl PingPong {
-    pub fn start(bench: &Bench) -> Result<Self, BenchError> {
+    pub(crate) fn start(bench: &Bench) -> Result<Self, BenchError> {
         let mut process =
             Process::start(command("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::piped()), &bench.children)?;
         let pipes = process.pipes().ok_or_else(|| BenchError::Said("no pipes".into()))?;
         Ok(Self { process, pipes })
     }
 
-    pub fn times(&mut self, bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
+    pub(crate) fn times(&mut self, bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
         let Self { pipes: (input, output), process } = self;
         timed(bench, times, || {
             let there = input.write_all(b"x").and_then(|()| output.read_exact(&mut [0]));
@@ -57,7 +57,7 @@ impl PingPong {
 }
 
 /// Sets the environment that our kernels have, as far as it matters for speed and memory.
-pub fn quiet(command: &mut Command, bench: &Bench) {
+pub(crate) fn quiet(command: &mut Command, bench: &Bench) {
     for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
         command.env(name, bench.subject.threads.to_string());
     }
@@ -67,14 +67,14 @@ pub fn quiet(command: &mut Command, bench: &Bench) {
 }
 
 /// Runs a process that imports the modules that the warm interpreter has imported.
-pub fn plain_import(bench: &Bench) -> Result<(), BenchError> {
+pub(crate) fn plain_import(bench: &Bench) -> Result<(), BenchError> {
     let code = format!("import IPython.core.interactiveshell, {}", bench.subject.preload.join(", "));
     let mut python = command(&bench.subject.python);
     quiet(&mut python, bench);
     run(python.args(["-I", "-B", "-c", &code]).env("MPLBACKEND", "agg"), &bench.children).map(drop)
 }
 
-pub fn plain_node(bench: &Bench) -> Result<(), BenchError> {
+pub(crate) fn plain_node(bench: &Bench) -> Result<(), BenchError> {
     let node = bench.subject.node.as_ref().ok_or_else(|| BenchError::Said("no Node on this machine".into()))?;
     run(command(node).args(["-e", "console.log(1)"]), &bench.children).map(drop)
 }

@@ -4,6 +4,7 @@
 //! Each figure is a plain sequence of interleaved rounds in `figures`; `stats` computes medians and ratios, `report`
 //! makes the table and `plot` the picture. The benchmark knows the server only from outside, through its command line
 //! and MCP.
+#![warn(unreachable_pub)]
 
 mod alternatives;
 mod browser;

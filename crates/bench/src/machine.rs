@@ -8,14 +8,14 @@ use crate::memory::kilobytes;
 use crate::process::{Children, command, run};
 
 #[derive(Debug, Clone, Serialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     pub processor: String,
     pub cores: usize,
     pub memory_gib: f64,
     pub kernel: String,
 }
 
-pub fn describe() -> Machine {
+pub(crate) fn describe() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpus = read("/proc/cpuinfo");
     let model = cpus.lines().find(|line| line.starts_with("model name"));
@@ -31,7 +31,7 @@ pub fn describe() -> Machine {
 }
 
 /// Returns the versions of everything that is measured.
-pub fn versions(
+pub(crate) fn versions(
     mut versions: Vec<(String, String)>,
     alternatives: Option<&Path>,
     children: &Children,

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::BenchError;
 
 /// Returns the bytes that these processes share with no other process, which would be free without them.
-pub fn private(pids: &[u32]) -> Result<f64, BenchError> {
+pub(crate) fn private(pids: &[u32]) -> Result<f64, BenchError> {
     let one = |pid: &u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
         text.map(|text| private_of(&text)).map_err(BenchError::io("private memory cannot be read here"))
@@ -22,7 +22,7 @@ fn private_of(rollup: &str) -> f64 {
 }
 
 /// Returns the processes of a PID namespace, given its name in `/proc/self/ns/pid` inside.
-pub fn members(namespace: &str) -> Result<Vec<u32>, BenchError> {
+pub(crate) fn members(namespace: &str) -> Result<Vec<u32>, BenchError> {
     let all = std::fs::read_dir("/proc").map_err(BenchError::io("`/proc` cannot be read"))?;
     let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let inside =
@@ -35,7 +35,7 @@ pub fn members(namespace: &str) -> Result<Vec<u32>, BenchError> {
 }
 
 /// Returns a process and all its descendants.
-pub fn family(pid: u32) -> Result<Vec<u32>, BenchError> {
+pub(crate) fn family(pid: u32) -> Result<Vec<u32>, BenchError> {
     let all = std::fs::read_dir("/proc").map_err(BenchError::io("`/proc` cannot be read"))?;
     let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
@@ -55,12 +55,12 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// Returns the memory that the machine could still give to programs.
-pub fn available() -> Option<f64> {
+pub(crate) fn available() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     kilobytes(&text, "MemAvailable:").map(|kilobytes| kilobytes * 1024.0)
 }
 
-pub fn kilobytes(meminfo: &str, name: &str) -> Option<f64> {
+pub(crate) fn kilobytes(meminfo: &str, name: &str) -> Option<f64> {
     meminfo.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 

@@ -45,7 +45,7 @@ impl Children {
         }
     }
 
-    pub fn check(&self) -> Result<(), BenchError> {
+    pub(crate) fn check(&self) -> Result<(), BenchError> {
         if self.0.stopped.load(Ordering::SeqCst) { Err(BenchError::Interrupted) } else { Ok(()) }
     }
 
@@ -65,7 +65,7 @@ impl Children {
 
 /// Creates a command without anything of the caller's environment.
 #[allow(clippy::disallowed_methods, reason = "the one place in which the benchmark starts processes")]
-pub fn command(program: impl AsRef<Path>) -> Command {
+pub(crate) fn command(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new(program.as_ref());
     command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("LANG", "C.UTF-8");
     command
@@ -73,14 +73,14 @@ pub fn command(program: impl AsRef<Path>) -> Command {
 
 /// A child that is ended when it is dropped: it is asked first, and killed with its group if it does not end.
 #[derive(Debug)]
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     leader: Pid,
     children: Children,
 }
 
 impl Process {
-    pub fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
+    pub(crate) fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
         children.check()?;
         let name = PathBuf::from(command.get_program());
         let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -91,17 +91,17 @@ impl Process {
         Ok(process)
     }
 
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Returns the child's input and output if they are pipes.
-    pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+    pub(crate) fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         Some((self.child.stdin.take()?, self.child.stdout.take()?))
     }
 
     /// Returns whether the child has ended by itself.
-    pub fn has_ended(&mut self) -> bool {
+    pub(crate) fn has_ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
 }
@@ -121,7 +121,7 @@ impl Drop for Process {
 }
 
 /// Runs a short program to its end and returns its output; it must succeed.
-pub fn run(command: &mut Command, children: &Children) -> Result<Output, BenchError> {
+pub(crate) fn run(command: &mut Command, children: &Children) -> Result<Output, BenchError> {
     children.check()?;
     let name = PathBuf::from(command.get_program());
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -137,7 +137,7 @@ pub fn run(command: &mut Command, children: &Children) -> Result<Output, BenchEr
 
 /// A child that exchanges lines over its standard input and output.
 #[derive(Debug)]
-pub struct LineChild {
+pub(crate) struct LineChild {
     // The input is declared before the process, so that it is closed first: most programs end when their input is
     // closed.
     input: ChildStdin,
@@ -149,19 +149,19 @@ pub struct LineChild {
 }
 
 impl LineChild {
-    pub fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
+    pub(crate) fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
         let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()), children)?;
         let (input, output) =
             process.pipes().ok_or_else(|| BenchError::Said("its input and output are no pipes".into()))?;
         Ok(Self { input, output, buffer: Vec::new(), taken: 0, process })
     }
 
-    pub fn write(&mut self, line: &str) -> Result<(), BenchError> {
+    pub(crate) fn write(&mut self, line: &str) -> Result<(), BenchError> {
         self.input.write_all(line.as_bytes()).map_err(|_| self.gone())
     }
 
     /// Returns the next line with its line end.
-    pub fn read(&mut self) -> Result<&[u8], BenchError> {
+    pub(crate) fn read(&mut self) -> Result<&[u8], BenchError> {
         self.buffer.drain(..self.taken);
         self.taken = 0;
         let mut searched = 0;
@@ -189,7 +189,7 @@ impl LineChild {
 }
 
 /// Waits with a timeout, because a server that hangs is a result and must not make the benchmark hang.
-pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), BenchError> {
+pub(crate) fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), BenchError> {
     let mut fds = [PollFd::new(stream, PollFlags::IN)];
     let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
     match poll(&mut fds, Some(&patience)) {
@@ -203,10 +203,10 @@ static NUMBER: AtomicUsize = AtomicUsize::new(0);
 
 /// A temporary directory of the benchmark, removed with it.
 #[derive(Debug)]
-pub struct Workplace(PathBuf);
+pub(crate) struct Workplace(PathBuf);
 
 impl Workplace {
-    pub fn new() -> Result<Self, BenchError> {
+    pub(crate) fn new() -> Result<Self, BenchError> {
         let dir = std::env::temp_dir().join(format!(
             "sandpool-bench-{}-{}",
             std::process::id(),
@@ -216,11 +216,11 @@ impl Workplace {
         Ok(Self(dir))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub fn write(&self, name: &str, content: &str) -> Result<PathBuf, BenchError> {
+    pub(crate) fn write(&self, name: &str, content: &str) -> Result<PathBuf, BenchError> {
         let path = self.0.join(name);
         std::fs::write(&path, content).map_err(BenchError::io("cannot write a temporary file"))?;
         Ok(path)

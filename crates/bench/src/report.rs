@@ -10,17 +10,17 @@ use crate::stats::{Samples, Summary};
 
 #[derive(Debug, Serialize)]
 pub struct BenchReport {
-    pub build: &'static str,
-    pub quick: bool,
-    pub rounds: usize,
-    pub machine: Machine,
-    pub versions: Vec<(String, String)>,
-    pub figures: Vec<Figure>,
+    pub(crate) build: &'static str,
+    pub(crate) quick: bool,
+    pub(crate) rounds: usize,
+    pub(crate) machine: Machine,
+    pub(crate) versions: Vec<(String, String)>,
+    pub(crate) figures: Vec<Figure>,
 }
 
 /// One figure: what the table shows, and the measurements behind it (seconds, bytes, or calls per second).
 #[derive(Debug, Serialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     pub name: &'static str,
     pub title: &'static str,
     pub lines: Vec<ReportRow>,
@@ -31,7 +31,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    pub fn new(name: &'static str, title: &'static str, samples: &Samples) -> Self {
+    pub(crate) fn new(name: &'static str, title: &'static str, samples: &Samples) -> Self {
         let (series, failed) = (samples.summaries(), samples.failures());
         Self { name, title, lines: vec![], floors: vec![], notes: vec![], series, failed }
     }
@@ -39,7 +39,7 @@ impl Figure {
 
 /// One row of the table.
 #[derive(Debug, Clone, Serialize)]
-pub struct ReportRow {
+pub(crate) struct ReportRow {
     pub what: String,
     #[serde(serialize_with = "found")]
     pub ours: Found,
@@ -52,11 +52,11 @@ pub struct ReportRow {
 }
 
 /// A value, or the reason why there is none.
-pub type Found = Result<Quantity, String>;
+pub(crate) type Found = Result<Quantity, String>;
 
 /// An alternative beside ours, and how many times better ours is.
 #[derive(Debug, Clone, Serialize)]
-pub struct Against {
+pub(crate) struct Against {
     pub name: &'static str,
     #[serde(serialize_with = "found")]
     pub theirs: Found,
@@ -64,13 +64,13 @@ pub struct Against {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Quantity {
+pub(crate) struct Quantity {
     pub value: f64,
     pub unit: Unit,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Unit {
+pub(crate) enum Unit {
     /// Multiples of a fork+exec of `/bin/true`.
     T,
     /// Multiples of something that the line names.
@@ -81,7 +81,7 @@ pub enum Unit {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub enum Goal {
+pub(crate) enum Goal {
     AtMost(Quantity),
     AtLeast(Quantity),
 }
@@ -94,12 +94,12 @@ fn found<S: Serializer>(found: &Found, serializer: S) -> Result<S::Ok, S::Error>
 }
 
 impl Goal {
-    pub fn at_most(value: f64, unit: Unit) -> Option<Self> {
+    pub(crate) fn at_most(value: f64, unit: Unit) -> Option<Self> {
         Some(Self::AtMost(Quantity { value, unit }))
     }
 
     /// Returns the goal to be `value` times better than an alternative.
-    pub fn times(value: f64) -> Option<Self> {
+    pub(crate) fn times(value: f64) -> Option<Self> {
         Some(Self::AtLeast(Quantity { value, unit: Unit::Times }))
     }
 
@@ -113,13 +113,13 @@ impl Goal {
 
 impl ReportRow {
     /// Creates a row for our value alone, to which the goal applies.
-    pub fn new(what: &str, ours: Found, empty: Found, goal: Option<Goal>) -> Self {
+    pub(crate) fn new(what: &str, ours: Found, empty: Found, goal: Option<Goal>) -> Self {
         let reached = goal.map(|goal| ours.as_ref().is_ok_and(|ours| goal.holds(ours.value)));
         Self { what: what.into(), ours, goal, reached, empty, against: None }
     }
 
     /// Creates a row beside an alternative; the goal applies to the ratio.
-    pub fn against(what: &str, ours: Found, empty: Found, against: Against, goal: Option<Goal>) -> Self {
+    pub(crate) fn against(what: &str, ours: Found, empty: Found, against: Against, goal: Option<Goal>) -> Self {
         let reached = goal.and_then(|goal| Some(goal.holds(against.ratio?)));
         Self { what: what.into(), ours, goal, reached, empty, against: Some(against) }
     }
@@ -148,7 +148,7 @@ impl fmt::Display for Goal {
 }
 
 /// Formats a number with about three significant digits and separated thousands.
-pub fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0..0.995 => 2,
         0.995..9.95 => 1,
@@ -182,12 +182,12 @@ impl fmt::Display for BenchReport {
 
 impl BenchReport {
     /// Returns the rows of the table.
-    pub fn rows(&self) -> Vec<Vec<String>> {
+    pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         let lines = self.figures.iter().flat_map(|figure| &figure.lines).map(row);
         std::iter::once(HEADINGS.map(String::from).to_vec()).chain(lines).collect()
     }
 
-    pub fn floors(&self) -> Vec<Vec<String>> {
+    pub(crate) fn floors(&self) -> Vec<Vec<String>> {
         let floors = self.figures.iter().flat_map(|figure| &figure.floors);
         let mut rows: Vec<Vec<String>> =
             floors.map(|(name, quantity)| vec![(*name).into(), quantity.to_string()]).collect();
@@ -196,7 +196,7 @@ impl BenchReport {
     }
 
     /// Returns what could not be measured, and what was noticed during the measurement.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let failed = self.figures.iter().flat_map(|figure| {
             figure.failed.iter().map(|(subject, why)| format!("`{}`, {subject}: {why}", figure.name))
         });
@@ -298,11 +298,11 @@ fn markdown_table(page: &mut String, rows: &[Vec<String>]) {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Returns a report that contains everything that can be in one.
-    pub fn example() -> BenchReport {
+    pub(crate) fn example() -> BenchReport {
         let quantity = |value, unit| Ok(Quantity { value, unit });
         let mut first = Figure::new("first", "create_context + first import pandas, stdio", &Samples::default());
         first.lines = vec![

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Whether sandboxes wait ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pool {
+pub(crate) enum Pool {
     /// The pool has its default configuration.
     Full,
     /// No sandbox is ever ready: every sandbox is created on request.
@@ -36,21 +36,21 @@ impl Pool {
 }
 
 /// Starts `sandpool stdio` with a client and with additional lines of configuration.
-pub fn stdio(bench: &Bench, dialect: &str, pool: Pool, more: &str) -> Result<client::Stdio, BenchError> {
+pub(crate) fn stdio(bench: &Bench, dialect: &str, pool: Pool, more: &str) -> Result<client::Stdio, BenchError> {
     let (mut command, log) = child(bench, pool, more)?;
     command.args(["stdio", "--dialect", dialect]);
     client::Stdio::start(&mut command, &bench.children).map_err(|error| with_log(error, &log))
 }
 
 /// A running `sandpool serve` on a separate port.
-pub struct Http {
+pub(crate) struct Http {
     pub address: SocketAddr,
     /// The server process, which ends when this value is dropped.
     _process: Process,
 }
 
 impl Http {
-    pub fn start(bench: &Bench, pool: Pool) -> Result<Self, BenchError> {
+    pub(crate) fn start(bench: &Bench, pool: Pool) -> Result<Self, BenchError> {
         let (mut command, log) = child(bench, pool, "")?;
         command.args(["serve", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::null());
         let mut process = Process::start(&mut command, &bench.children)?;
@@ -64,11 +64,11 @@ impl Http {
         Ok(Self { address, _process: process })
     }
 
-    pub fn wait_ready(&self, bench: &Bench) -> Result<(), BenchError> {
+    pub(crate) fn wait_ready(&self, bench: &Bench) -> Result<(), BenchError> {
         until(bench, || client::is_ok(self.address, "/readyz").then_some(()))
     }
 
-    pub fn connect(&self) -> Result<client::Http, BenchError> {
+    pub(crate) fn connect(&self) -> Result<client::Http, BenchError> {
         client::Http::open(self.address)
     }
 }
@@ -111,31 +111,31 @@ fn with_log(error: BenchError, log: &PathBuf) -> BenchError {
 }
 
 /// Creates a context in the default dialect.
-pub fn create(language: &str) -> BenchCall {
+pub(crate) fn create(language: &str) -> BenchCall {
     BenchCall::new("create_context", json!({ "language": language }))
 }
 
-pub fn run(context: &str, language: &str, code: &str) -> BenchCall {
+pub(crate) fn run(context: &str, language: &str, code: &str) -> BenchCall {
     BenchCall::new("run_code", json!({ "context": context, "language": language, "code": code }))
 }
 
-pub fn stop(context: &str) -> BenchCall {
+pub(crate) fn stop(context: &str) -> BenchCall {
     BenchCall::new("stop_context", json!({ "context": context }))
 }
 
 /// Calls a tool that does nothing except looking into a table of the server.
-pub fn no_op() -> BenchCall {
+pub(crate) fn no_op() -> BenchCall {
     BenchCall::new("list_contexts", json!({}))
 }
 
 /// Runs code once, in a fresh process.
-pub fn one_shot(conversation: &str, code: &str) -> BenchCall {
+pub(crate) fn one_shot(conversation: &str, code: &str) -> BenchCall {
     let arguments: Value = json!({ "conversationId": conversation, "language": "python", "code": code });
     BenchCall::new("sandbox.run_code", arguments)
 }
 
 /// Creates a context and runs its first cell; returns the context and the time of both together.
-pub fn first_cell(
+pub(crate) fn first_cell(
     client: &mut dyn Client,
     language: &str,
     code: &str,

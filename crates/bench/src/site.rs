@@ -15,13 +15,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LINES: usize = 200;
 
 /// A shop with fifty things. The server ends when this value is dropped.
-pub struct Site {
+pub(crate) struct Site {
     pub port: u16,
     stop: Arc<AtomicBool>,
 }
 
 impl Site {
-    pub fn start() -> Result<Self, BenchError> {
+    pub(crate) fn start() -> Result<Self, BenchError> {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BenchError::io("cannot listen on loopback"))?;
         let port = listener.local_addr().map_err(BenchError::io("an address"))?.port();

@@ -11,13 +11,13 @@ use crate::BenchError;
 
 /// All measurements of one figure: the values of each subject, by round.
 #[derive(Debug, Default)]
-pub struct Samples {
+pub(crate) struct Samples {
     rounds: Vec<BTreeMap<&'static str, Vec<f64>>>,
     failed: BTreeMap<&'static str, String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub samples: usize,
     pub min: f64,
     pub median: f64,
@@ -26,13 +26,13 @@ pub struct Summary {
 }
 
 impl Samples {
-    pub fn begin_round(&mut self) {
+    pub(crate) fn begin_round(&mut self) {
         self.rounds.push(BTreeMap::new());
     }
 
     /// Adds values of a subject to this round. A subject that failed before is not tried again, and its reason stays.
     /// Only an interruption ends everything.
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         subject: &'static str,
         measure: impl FnOnce() -> Result<Vec<f64>, BenchError>,
@@ -56,7 +56,11 @@ impl Samples {
     }
 
     /// Returns something that a subject needs, such as a process. Without it the subject has failed.
-    pub fn need<T>(&mut self, subject: &'static str, made: Result<T, BenchError>) -> Result<Option<T>, BenchError> {
+    pub(crate) fn need<T>(
+        &mut self,
+        subject: &'static str,
+        made: Result<T, BenchError>,
+    ) -> Result<Option<T>, BenchError> {
         match made {
             Ok(made) => Ok(Some(made)),
             Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
@@ -72,11 +76,11 @@ impl Samples {
         self.failed.insert(subject, without_paths(&why.to_string()));
     }
 
-    pub fn failures(&self) -> BTreeMap<&'static str, String> {
+    pub(crate) fn failures(&self) -> BTreeMap<&'static str, String> {
         self.failed.clone()
     }
 
-    pub fn why_not(&self, subject: &str) -> &str {
+    pub(crate) fn why_not(&self, subject: &str) -> &str {
         self.failed.get(subject).map_or("not measured", String::as_str)
     }
 
@@ -84,22 +88,22 @@ impl Samples {
         self.rounds.iter().filter_map(|round| round.get(subject)).flatten().copied().collect()
     }
 
-    pub fn median(&self, subject: &str) -> Option<f64> {
+    pub(crate) fn median(&self, subject: &str) -> Option<f64> {
         quantile(self.all(subject), 0.5)
     }
 
-    pub fn quantile(&self, subject: &str, at: f64) -> Option<f64> {
+    pub(crate) fn quantile(&self, subject: &str, at: f64) -> Option<f64> {
         quantile(self.all(subject), at)
     }
 
     /// Returns how many times as large `subject` is as `unit`: the median over the rounds of the ratio of the round's
     /// medians.
-    pub fn ratio(&self, subject: &str, unit: &str) -> Option<f64> {
+    pub(crate) fn ratio(&self, subject: &str, unit: &str) -> Option<f64> {
         self.ratio_to_sum(subject, &[(unit, 1.0)])
     }
 
     /// Returns the ratio to the sum of several subjects, each multiplied by its factor.
-    pub fn ratio_to_sum(&self, subject: &str, parts: &[(&str, f64)]) -> Option<f64> {
+    pub(crate) fn ratio_to_sum(&self, subject: &str, parts: &[(&str, f64)]) -> Option<f64> {
         let median = |round: &BTreeMap<_, Vec<f64>>, of: &str| quantile(round.get(of)?.clone(), 0.5);
         let ratios = self.rounds.iter().filter_map(|round| {
             let parts: Option<Vec<f64>> = parts.iter().map(|(of, times)| Some(median(round, of)? * times)).collect();
@@ -111,11 +115,11 @@ impl Samples {
 
     /// Returns the ratio of a tail to the median of a unit, over all rounds, because one round has too few samples for
     /// a tail.
-    pub fn tail_ratio(&self, subject: &str, at: f64, unit: &str) -> Option<f64> {
+    pub(crate) fn tail_ratio(&self, subject: &str, at: f64, unit: &str) -> Option<f64> {
         Some(self.quantile(subject, at)? / self.median(unit).filter(|unit| *unit > 0.0)?)
     }
 
-    pub fn summaries(&self) -> BTreeMap<&'static str, Summary> {
+    pub(crate) fn summaries(&self) -> BTreeMap<&'static str, Summary> {
         let subjects: BTreeSet<&'static str> = self.rounds.iter().flat_map(|round| round.keys().copied()).collect();
         subjects.into_iter().filter_map(|subject| Some((subject, summary(self.all(subject))?))).collect()
     }
@@ -139,7 +143,7 @@ fn summary(values: Vec<f64>) -> Option<Summary> {
 
 /// Returns the quantile by nearest rank, which is always a measured value. The median of an even number of values is
 /// the mean of the two in the middle.
-pub fn quantile(mut values: Vec<f64>, at: f64) -> Option<f64> {
+pub(crate) fn quantile(mut values: Vec<f64>, at: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let count = values.len();
     if at == 0.5 && count > 0 && count.is_multiple_of(2) {

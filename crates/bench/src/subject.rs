@@ -14,7 +14,7 @@ const PASSED_ON: [&str; 8] =
     ["HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"];
 
 #[derive(Debug)]
-pub struct Subject {
+pub(crate) struct Subject {
     pub executable: PathBuf,
     pub python: PathBuf,
     pub node: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub struct Subject {
 
 impl Subject {
     /// Queries the binary, which prepares its runtimes if they are missing.
-    pub fn of(executable: &Path, children: &Children) -> Result<Self, BenchError> {
+    pub(crate) fn of(executable: &Path, children: &Children) -> Result<Self, BenchError> {
         let executable = std::path::absolute(executable).map_err(BenchError::io("cannot find the binary"))?;
         let environment = environment();
         let ask = |arguments: &[&str]| -> Result<String, BenchError> {
