@@ -14,13 +14,13 @@ use engine::op::{Notice, NoticeKind};
 use engine::{Browsers, Ready, Traffic, ZygoteStatus};
 use mcp::http::HttpTotals;
 
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Upper bounds of the buckets in seconds, from a listing to the longest command.
 const BUCKETS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallEnd {
+pub(crate) enum CallEnd {
     Ok,
     /// The code or the operation failed.
     Failed,
@@ -30,21 +30,21 @@ pub enum CallEnd {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DenialReason {
+pub(crate) enum DenialReason {
     Auth,
     Rate,
     Quota,
 }
 
 impl DenialReason {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         DENIALS[self as usize]
     }
 }
 
 /// Current values at the moment of a request.
 #[derive(Debug, Clone, Default)]
-pub struct Gauges {
+pub(crate) struct Gauges {
     pub contexts: usize,
     pub ready: Ready,
     pub sandboxes: usize,
@@ -101,7 +101,7 @@ impl Gauges {
 
 /// Handle to the metrics. It is cheap to clone; all clones count together.
 #[derive(Clone, Default)]
-pub struct Metrics(Arc<Inner>);
+pub(crate) struct Metrics(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -124,17 +124,17 @@ const DENIALS: [&str; 3] = ["auth", "rate", "quota"];
 
 impl Metrics {
     /// Begins a call. It is counted when it ends, or as cancelled if the returned value is dropped before.
-    pub fn begin(&self, dialect: &'static str, tool: &'static str) -> InProgress {
+    pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> InProgress {
         add(&self.0.calls_in_progress, 1);
         InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }
     }
 
-    pub fn denied(&self, why: DenialReason) {
+    pub(crate) fn denied(&self, why: DenialReason) {
         add(&self.0.denials[why as usize], 1);
     }
 
     /// Counts a notice of the engine.
-    pub fn notice(&self, notice: &Notice) {
+    pub(crate) fn notice(&self, notice: &Notice) {
         let kill = match notice.what {
             NoticeKind::TimedOut => 0,
             NoticeKind::OutOfMemory => 1,
@@ -150,7 +150,7 @@ impl Metrics {
     }
 
     /// Returns the page in Prometheus' text format.
-    pub fn text(&self, gauges: &Gauges) -> String {
+    pub(crate) fn text(&self, gauges: &Gauges) -> String {
         let inner = &*self.0;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut page = Exposition::default();
@@ -208,7 +208,7 @@ impl Inner {
 
 /// A call that has not ended.
 #[must_use = "dropped, it counts as cancelled"]
-pub struct InProgress {
+pub(crate) struct InProgress {
     metrics: Metrics,
     labels: (&'static str, &'static str),
     began: Instant,
@@ -217,7 +217,7 @@ pub struct InProgress {
 
 impl InProgress {
     /// Ends the call and returns how long it took.
-    pub fn end(mut self, end: CallEnd) -> Duration {
+    pub(crate) fn end(mut self, end: CallEnd) -> Duration {
         self.end = end;
         self.began.elapsed()
     }

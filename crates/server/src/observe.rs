@@ -22,7 +22,7 @@ type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
 
 /// Observer of all calls; the server has one.
 #[derive(Default)]
-pub struct Observer {
+pub(crate) struct Observer {
     pub metrics: Metrics,
     journal: Option<Journal>,
     /// Runtimes, known once they are ready.
@@ -33,31 +33,31 @@ pub struct Observer {
 }
 
 impl Observer {
-    pub fn new(journal: Option<Journal>) -> Self {
+    pub(crate) fn new(journal: Option<Journal>) -> Self {
         Self { journal, ..Self::default() }
     }
 
     /// Sets the function that returns the key of a tenant's conversation.
-    pub fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
+    pub(crate) fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
         self.conversation_key = Some(Box::new(of));
         self
     }
 
-    pub fn set_runtimes(&self, runtimes: Vec<RuntimeInfo>) {
+    pub(crate) fn set_runtimes(&self, runtimes: Vec<RuntimeInfo>) {
         let _ = self.runtimes.set(runtimes);
     }
 
-    pub fn journal(&self) -> Option<&Journal> {
+    pub(crate) fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
     }
 
-    pub fn initialize(&self, origin: &Origin) {
+    pub(crate) fn initialize(&self, origin: &Origin) {
         McpLine::Incoming { method: "initialize", id: &origin.id }.log();
         McpLine::ProcessingInitialize.log();
         McpLine::InitializeSuccessful.log();
     }
 
-    pub fn tools_listed(&self, origin: &Origin, dialect: &str, tools: usize) {
+    pub(crate) fn tools_listed(&self, origin: &Origin, dialect: &str, tools: usize) {
         McpLine::Incoming { method: "tools/list", id: &origin.id }.log();
         McpLine::BuildingToolsList.log();
         if dialect == CONVERSATION {
@@ -67,13 +67,13 @@ impl Observer {
         McpLine::ReturningTools(tools).log();
     }
 
-    pub fn tool_called(&self, origin: &Origin, tool: &str) {
+    pub(crate) fn tool_called(&self, origin: &Origin, tool: &str) {
         McpLine::Incoming { method: "tools/call", id: &origin.id }.log();
         McpLine::ToolCall { tool }.log();
     }
 
     /// Begins a call, which counts as in progress until [`Watching::end`].
-    pub fn begin(&self, dialect: &'static str, tool: &'static str) -> Watching {
+    pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> Watching {
         if dialect == CONVERSATION {
             McpLine::ParsingArguments { tool: short(tool) }.log();
         }
@@ -81,7 +81,7 @@ impl Observer {
     }
 
     /// Logs a call whose arguments have been converted to an operation.
-    pub fn lowered(&self, call: &Call, op: &Op) {
+    pub(crate) fn lowered(&self, call: &Call, op: &Op) {
         let Op::RunOnce(run) = op else { return };
         let runner = self.runtimes.get().and_then(|all| all.iter().find(|r| r.language == run.language));
         let key = self.conversation_key.as_ref().map(|of| of(&call.tenant.0, &run.conversation)).unwrap_or_default();
@@ -90,14 +90,14 @@ impl Observer {
         }
     }
 
-    pub fn failed(&self, error: &EngineError) {
+    pub(crate) fn failed(&self, error: &EngineError) {
         if matches!(error, EngineError::OverLimit { .. } | EngineError::ContextLimit(_)) {
             self.metrics.denied(DenialReason::Quota);
         }
     }
 
     /// Records that a file was fetched by its link.
-    pub fn file_given(&self, given: &ServedFile<'_>) {
+    pub(crate) fn file_given(&self, given: &ServedFile<'_>) {
         let Some(journal) = &self.journal else { return };
         let context = Some(head(given.key));
         journal.record(JournalEntry {
@@ -109,7 +109,7 @@ impl Observer {
     }
 
     /// Records that a tenant read a file as a resource.
-    pub fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
+    pub(crate) fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
         let Some(journal) = &self.journal else { return };
         journal.record(JournalEntry {
             tenant: Some(tenant.to_owned()),
@@ -124,7 +124,7 @@ impl Observer {
 
     /// Records a refused request. Each refusal is counted, but only one a second is written, with the number since the
     /// last one, because strangers must not be able to fill the disk.
-    pub fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
+    pub(crate) fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
         self.metrics.denied(why);
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         denials.unwritten += 1;
@@ -178,14 +178,14 @@ fn short(tool: &str) -> &str {
 }
 
 /// A call in progress.
-pub struct Watching {
+pub(crate) struct Watching {
     dialect: &'static str,
     in_progress: InProgress,
 }
 
 /// Facts of an outcome that are needed after it has been rendered.
 #[derive(Debug, Default)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub context: Option<String>,
     pub run: Option<String>,
     /// Result of a run in a conversation: whether it succeeded, its status, its files, and the key of the files.
@@ -193,7 +193,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub fn of(outcome: &Outcome) -> Self {
+    pub(crate) fn of(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Ran(ran) => {
                 let once = ran.files.as_ref().map(|files| {
@@ -224,7 +224,7 @@ impl Facts {
 }
 
 /// Facts about a call that has its answer.
-pub struct Ended<'a> {
+pub(crate) struct Ended<'a> {
     pub tenant: &'a str,
     pub scene: &'a RenderInput<'a>,
     pub origin: &'a Origin,
@@ -236,7 +236,7 @@ pub struct Ended<'a> {
 }
 
 impl Watching {
-    pub fn end(self, observer: &Observer, ended: Ended<'_>) {
+    pub(crate) fn end(self, observer: &Observer, ended: Ended<'_>) {
         let code = ended.reply.and_then(error_code);
         let how = match (&code, ended.cancelled, ended.refused) {
             (_, true, _) => CallEnd::Cancelled,

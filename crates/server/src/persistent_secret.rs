@@ -5,7 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Returns the secret in this file, and creates it if there is none.
-pub fn take(path: &Path) -> io::Result<[u8; 32]> {
+pub(crate) fn take(path: &Path) -> io::Result<[u8; 32]> {
     if let Some(secret) = read(path)? {
         return Ok(secret);
     }
@@ -25,7 +25,7 @@ pub fn take(path: &Path) -> io::Result<[u8; 32]> {
 }
 
 /// Reads the secret. Returns `None` if the file does not exist.
-pub fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
+pub(crate) fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
     match std::fs::read(path) {
         Ok(bytes) => {
             let wrong = || io::Error::other("is not a secret of 32 bytes; remove it, and a new one is made");

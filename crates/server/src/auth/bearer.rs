@@ -11,11 +11,11 @@ const LONGEST: usize = 16 << 10;
 
 /// A token as the operator set it. It is never shown.
 #[derive(Clone)]
-pub struct Secret(String);
+pub(crate) struct Secret(String);
 
 impl Secret {
     /// Reads a token from the text of a variable or a file; a trailing line end is not part of the token.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let token = text.trim_end_matches(['\r', '\n']);
         if token.is_empty() {
             return Err("the token is empty".into());
@@ -26,11 +26,11 @@ impl Secret {
         Ok(Self(token.into()))
     }
 
-    pub fn sha256(&self) -> [u8; 32] {
+    pub(crate) fn sha256(&self) -> [u8; 32] {
         Sha256::digest(&self.0).into()
     }
 
-    pub fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.0.len() < 16
     }
 }
@@ -42,7 +42,7 @@ impl fmt::Debug for Secret {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenError {
+pub(crate) enum TokenError {
     Missing,
     /// The request has no single header of the right form.
     Malformed,
@@ -55,7 +55,7 @@ pub enum TokenError {
 }
 
 impl TokenError {
-    pub fn message(self) -> &'static str {
+    pub(crate) fn message(self) -> &'static str {
         match self {
             Self::Missing => "a token is needed: send the header `Authorization: Bearer <token>`",
             Self::Malformed => "exactly one header `Authorization: Bearer <token>` is expected",
@@ -69,7 +69,7 @@ impl TokenError {
     }
 
     /// Returns the value of `WWW-Authenticate`. A request without a token gets no error code, as the RFC requires.
-    pub fn challenge(self, metadata: Option<&str>) -> String {
+    pub(crate) fn challenge(self, metadata: Option<&str>) -> String {
         let mut challenge = String::from("Bearer realm=\"sandpool\"");
         let code = match self {
             Self::Missing => None,
@@ -87,7 +87,7 @@ impl TokenError {
 }
 
 /// Returns the token of a request. Only a single `Authorization` header counts.
-pub fn token(headers: &HeaderMap) -> Result<&str, TokenError> {
+pub(crate) fn token(headers: &HeaderMap) -> Result<&str, TokenError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().ok_or(TokenError::Missing)?;
     if values.next().is_some() {

@@ -7,7 +7,7 @@ use crate::config::{self, Config};
 
 impl AuthConfig {
     /// Converts the settings, and reads the token from its file if it is in one.
-    pub fn of(config: &Config) -> Result<Self, AuthError> {
+    pub(crate) fn of(config: &Config) -> Result<Self, AuthError> {
         let quota = &config.quota;
         let quotas = Quotas {
             contexts: quota.contexts,

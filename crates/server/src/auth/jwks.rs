@@ -24,13 +24,13 @@ const MOST_KEYS: usize = 100;
 const FETCH_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KeySource {
+pub(crate) enum KeySource {
     File(PathBuf),
     Url(String),
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum KeysError {
+pub(crate) enum KeysError {
     #[error("cannot read the key set `{path}`")]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot fetch the key set: {0}")]
@@ -42,7 +42,7 @@ pub enum KeysError {
 impl KeySource {
     /// Parses a path or a URL. A URL is `https://…`, or `http://…` on this machine only, because anyone who can change
     /// the key set can get in.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let Some((scheme, _)) = text.split_once("://") else { return Ok(Self::File(text.into())) };
         let uri: http::Uri = text.parse().map_err(|error| format!("`{text}` is not a URL: {error}"))?;
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
@@ -67,7 +67,7 @@ impl KeySource {
 
 /// The times at which the set is loaded again.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub(crate) struct Pace {
     /// Maximum age of keys that are trusted: the provider may have withdrawn an older key.
     pub max_age: Duration,
     pub every: Duration,
@@ -82,7 +82,7 @@ impl Default for Pace {
     }
 }
 
-pub struct Jwks {
+pub(crate) struct Jwks {
     source: KeySource,
     pace: Pace,
     keys: Arc<RwLock<Keys>>,
@@ -106,7 +106,7 @@ struct VerifyingKey {
 impl Jwks {
     /// Opens the source. A file must be valid; a provider that cannot be reached now may be reachable later. This
     /// starts no thread, because a process has to do some things before it has any.
-    pub fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
+    pub(crate) fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
         let first = match source {
             KeySource::File(_) => Keys { all: source.load()?, loaded: Some(Instant::now()) },
             KeySource::Url(_) => Keys::default(),
@@ -115,7 +115,7 @@ impl Jwks {
     }
 
     /// Starts the thread that refreshes the set, unless it runs. The first miss does this if it was not done before.
-    pub fn start(&self) {
+    pub(crate) fn start(&self) {
         self.missed.get_or_init(|| {
             let (missed, misses) = sync_channel(1);
             let (source, pace, keys) = (self.source.clone(), self.pace, self.keys.clone());
@@ -130,7 +130,7 @@ impl Jwks {
 
     /// Returns the key that a token names, unless the keys are too old at `now`. A token that names no key is checked
     /// only if there is exactly one candidate.
-    pub fn find(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Option<DecodingKey> {
+    pub(crate) fn find(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Option<DecodingKey> {
         let Keys { all, loaded } = self.keys.read().unwrap_or_else(PoisonError::into_inner).clone();
         if now.saturating_duration_since(loaded?) > self.pace.max_age {
             return None;
@@ -142,7 +142,7 @@ impl Jwks {
     }
 
     /// Requests an early reload of the set, because a key was not in it.
-    pub fn missed(&self) {
+    pub(crate) fn missed(&self) {
         self.start();
         if let Some(Some(missed)) = self.missed.get() {
             let _ = missed.try_send(()); // a full channel means that a reload is already requested

@@ -14,7 +14,7 @@ use super::signature::{self, ALGORITHMS};
 const LEEWAY_SECONDS: u64 = 60;
 
 #[derive(Debug, Clone)]
-pub struct JwtConfig {
+pub(crate) struct JwtConfig {
     pub keys: KeySource,
     /// Value that `aud` has to contain: a token for another service is not valid here.
     pub audience: String,
@@ -25,21 +25,22 @@ pub struct JwtConfig {
     pub max_age: Duration,
 }
 
+#[cfg(test)]
 impl JwtConfig {
-    pub fn new(keys: KeySource, audience: impl Into<String>) -> Self {
+    fn new(keys: KeySource, audience: impl Into<String>) -> Self {
         let max_age = Pace::default().max_age;
         Self { keys, audience: audience.into(), issuer: None, tenant_claim: "sub".into(), max_age }
     }
 }
 
-pub struct Verifier {
+pub(crate) struct Verifier {
     keys: Jwks,
     validation: Validation,
     tenant_claim: String,
 }
 
 impl Verifier {
-    pub fn open(config: JwtConfig) -> Result<Self, KeysError> {
+    pub(crate) fn open(config: JwtConfig) -> Result<Self, KeysError> {
         let pace = Pace { max_age: config.max_age, ..Pace::default() };
         Self::with_pace(config, pace)
     }
@@ -59,13 +60,13 @@ impl Verifier {
     }
 
     /// Starts fetching the keys, now and at intervals.
-    pub fn start(&self) {
+    pub(crate) fn start(&self) {
         self.keys.start();
     }
 
     /// Returns the subject that a token speaks for. Keys inside the token, and addresses that it names for keys, are
     /// ignored.
-    pub fn subject(&self, token: &str) -> Result<String, TokenError> {
+    pub(crate) fn subject(&self, token: &str) -> Result<String, TokenError> {
         self.subject_at(token, Instant::now())
     }
 

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 /// Path of the metadata; the path of the resource follows it.
-pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
+pub(crate) const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
 /// Returns the document for a resource of this server: the whole server (`""`), `/mcp` or `/mcp/<dialect>`.
-pub fn document(base: &str, path: &str, servers: &[String]) -> Option<Value> {
+pub(crate) fn document(base: &str, path: &str, servers: &[String]) -> Option<Value> {
     if !path.is_empty() && resource(path) != path {
         return None;
     }
@@ -22,7 +22,7 @@ pub fn document(base: &str, path: &str, servers: &[String]) -> Option<Value> {
 }
 
 /// Returns the address of the document for a request's path.
-pub fn url(base: &str, path: &str) -> String {
+pub(crate) fn url(base: &str, path: &str) -> String {
     format!("{base}{WELL_KNOWN}{}", resource(path))
 }
 

@@ -18,7 +18,7 @@ use crate::metrics::DenialReason;
 use crate::observe::Observer;
 
 /// An authenticator that reports denied callers to an observer.
-pub struct Watched {
+pub(crate) struct Watched {
     pub auth: Arc<Auth>,
     pub observer: Arc<Observer>,
 }
@@ -47,7 +47,7 @@ impl From<super::Denied> for Denied {
 }
 
 /// Returns the routes of the RFC 9728 documents. They need no token, because they say where to get one.
-pub fn routes(auth: Arc<Auth>) -> Router {
+pub(crate) fn routes(auth: Arc<Auth>) -> Router {
     Router::new()
         .route(WELL_KNOWN, get(metadata))
         .route(&format!("{WELL_KNOWN}/{{*path}}"), get(metadata))

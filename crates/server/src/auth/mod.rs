@@ -26,17 +26,17 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-pub use self::bearer::Secret;
-pub use self::jwks::{KeySource, KeysError};
-pub use self::jwt::JwtConfig;
-pub use self::metadata::WELL_KNOWN;
-pub use self::middleware::{Watched, routes};
-pub use self::tenants::{Quotas, TenantsError};
+pub(crate) use self::bearer::Secret;
+pub(crate) use self::jwks::{KeySource, KeysError};
+pub(crate) use self::jwt::JwtConfig;
+pub(crate) use self::metadata::WELL_KNOWN;
+pub(crate) use self::middleware::{Watched, routes};
+pub(crate) use self::tenants::{Quotas, TenantsError};
 use crate::config::Policies;
 
 /// How callers are distinguished. If nothing is set, every caller is the local tenant.
 #[derive(Debug, Clone, Default)]
-pub struct AuthConfig {
+pub(crate) struct AuthConfig {
     /// One token for everything; its holder is the local tenant.
     pub token: Option<Secret>,
     /// Path of the tenants file, which is read once.
@@ -54,13 +54,13 @@ pub struct AuthConfig {
 }
 
 impl AuthConfig {
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.token.is_some() || self.tenants.is_some() || self.jwt.is_some()
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum AuthError {
+pub(crate) enum AuthError {
     #[error(transparent)]
     Tenants(#[from] TenantsError),
     #[error(transparent)]
@@ -73,14 +73,14 @@ pub enum AuthError {
 
 /// An identified caller and its quotas.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Caller {
+pub(crate) struct Caller {
     pub tenant: Tenant,
     pub quotas: Quotas,
 }
 
 /// The refusal of a request. It reveals nothing that helps to guess a token.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Denied {
+pub(crate) enum Denied {
     /// Status 401: the caller could not be identified.
     Unknown { challenge: String, message: &'static str },
     /// Status 429: the tenant makes too many calls. The next one may succeed after `retry_after`.
@@ -88,7 +88,7 @@ pub enum Denied {
 }
 
 impl Denied {
-    pub fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Unknown { .. } => StatusCode::UNAUTHORIZED,
             Self::TooFast { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -96,7 +96,7 @@ impl Denied {
     }
 
     /// Returns the header that has to accompany the status.
-    pub fn header(&self) -> (http::HeaderName, String) {
+    pub(crate) fn header(&self) -> (http::HeaderName, String) {
         match self {
             Self::Unknown { challenge, .. } => (http::header::WWW_AUTHENTICATE, challenge.clone()),
             Self::TooFast { retry_after, .. } => {
@@ -106,7 +106,7 @@ impl Denied {
         }
     }
 
-    pub fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         match self {
             Self::Unknown { message, .. } => (*message).into(),
             Self::TooFast { per_second, .. } => {
@@ -116,12 +116,12 @@ impl Denied {
     }
 
     /// Returns the body, which is JSON-RPC so that every client can show it.
-    pub fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": self.message()}})
     }
 }
 
-pub struct Auth {
+pub(crate) struct Auth {
     token: Option<[u8; 32]>,
     tenants: tenants::Tenants,
     jwt: Option<jwt::Verifier>,
@@ -134,7 +134,7 @@ pub struct Auth {
 
 impl Auth {
     /// Reads the files and starts nothing.
-    pub fn open(config: AuthConfig) -> Result<Self, AuthError> {
+    pub(crate) fn open(config: AuthConfig) -> Result<Self, AuthError> {
         let required = config.is_set();
         let tenants = match &config.tenants {
             Some(path) => tenants::Tenants::read(path, config.jwt.is_some(), &config.policies)?,
@@ -158,24 +158,24 @@ impl Auth {
 
     /// Starts fetching the keys of an identity provider in the background. Otherwise the first token that needs them
     /// starts it.
-    pub fn start(&self) {
+    pub(crate) fn start(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.start();
         }
     }
 
     /// Returns the tenants that are known by name, with their quotas.
-    pub fn tenants(&self) -> impl Iterator<Item = (Tenant, Quotas)> {
+    pub(crate) fn tenants(&self) -> impl Iterator<Item = (Tenant, Quotas)> {
         self.tenants.all().map(|(name, quotas)| (Tenant(name.into()), quotas.or(&self.quotas)))
     }
 
     /// Returns whether callers have to identify themselves. If not, every caller is the local tenant.
-    pub fn is_required(&self) -> bool {
+    pub(crate) fn is_required(&self) -> bool {
         self.required
     }
 
     /// Admits a request and counts it as one call of its tenant.
-    pub fn admit(&self, parts: &Parts) -> Result<Caller, Denied> {
+    pub(crate) fn admit(&self, parts: &Parts) -> Result<Caller, Denied> {
         self.identify(parts).and_then(|caller| self.charge(&caller).map(|()| caller))
     }
 
@@ -187,7 +187,7 @@ impl Auth {
 
     /// Returns the RFC 9728 document at `/.well-known/oauth-protected-resource<path>`, or `None` if there is none for
     /// that path.
-    pub fn metadata(&self, parts: &Parts, path: &str) -> Option<Value> {
+    pub(crate) fn metadata(&self, parts: &Parts, path: &str) -> Option<Value> {
         metadata::document(&self.base(parts)?, path, &self.servers)
     }
 
@@ -242,7 +242,7 @@ fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
 
 /// Allows binding to an address. Without authentication only loopback is allowed, unless `no_auth` says that the
 /// operator has a gateway in front.
-pub fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> Result<(), String> {
+pub(crate) fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> Result<(), String> {
     let loopback = match addr.ip() {
         IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(ip.is_loopback(), |ip| ip.is_loopback()),
         IpAddr::V4(ip) => ip.is_loopback(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const MOST: usize = 10_000;
 
 #[derive(Default)]
-pub struct Buckets(Mutex<HashMap<String, Bucket>>);
+pub(crate) struct Buckets(Mutex<HashMap<String, Bucket>>);
 
 #[derive(Clone, Copy)]
 struct Bucket {
@@ -20,7 +20,7 @@ struct Bucket {
 
 impl Buckets {
     /// Takes one call, or returns how long to wait for it.
-    pub fn take(&self, tenant: &str, per_second: f64, now: Instant) -> Result<(), Duration> {
+    pub(crate) fn take(&self, tenant: &str, per_second: f64, now: Instant) -> Result<(), Duration> {
         let depth = per_second.max(1.0);
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !buckets.contains_key(tenant) && buckets.len() >= MOST {

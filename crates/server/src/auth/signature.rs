@@ -11,10 +11,10 @@ use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
 };
 
-pub const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
+pub(crate) const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
 
 /// Makes `jsonwebtoken` check signatures with ring. The provider belongs to the process, so it is installed once.
-pub fn install() {
+pub(crate) fn install() {
     static PROVIDER: CryptoProvider = CryptoProvider {
         signer_factory: |_: &Algorithm, _: &EncodingKey| Err(ErrorKind::InvalidAlgorithm.into()),
         verifier_factory: verifier,

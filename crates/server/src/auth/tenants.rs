@@ -24,7 +24,7 @@ use crate::config::Policies;
 /// Quotas of one tenant; `None` means the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Quotas {
+pub(crate) struct Quotas {
     pub contexts: Option<usize>,
     /// Maximum number of runs that execute at once.
     pub runs: Option<usize>,
@@ -41,7 +41,7 @@ pub struct Quotas {
 
 impl Quotas {
     /// Returns these quotas, with the general ones in place of those that are not set.
-    pub fn or(&self, general: &Self) -> Self {
+    pub(crate) fn or(&self, general: &Self) -> Self {
         Self {
             contexts: self.contexts.or(general.contexts),
             runs: self.runs.or(general.runs),
@@ -53,7 +53,7 @@ impl Quotas {
     }
 
     /// Returns the quotas that the engine enforces.
-    pub fn for_engine(&self) -> Quota {
+    pub(crate) fn for_engine(&self) -> Quota {
         Quota {
             contexts: self.contexts,
             runs: self.runs,
@@ -64,7 +64,7 @@ impl Quotas {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum TenantsError {
+pub(crate) enum TenantsError {
     #[error("cannot read the tenants file `{path}`")]
     Read { path: PathBuf, source: io::Error },
     #[error("the tenants file `{path}`: {why}")]
@@ -72,14 +72,14 @@ pub enum TenantsError {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct TenantEntry {
+pub(crate) struct TenantEntry {
     pub name: String,
     digests: Vec<[u8; 32]>,
     pub quotas: Quotas,
 }
 
 #[derive(Debug, Default)]
-pub struct Tenants(Vec<TenantEntry>);
+pub(crate) struct Tenants(Vec<TenantEntry>);
 
 /// Prefix of the names of subjects that cannot be tenant names themselves. No name in the file begins with it.
 const HASHED: &str = "sub-";
@@ -87,7 +87,7 @@ const HASHED: &str = "sub-";
 impl Tenants {
     /// Reads the file. `subjects` says that an identity provider names tenants too, so that an entry without a token
     /// makes sense.
-    pub fn read(path: &Path, subjects: bool, policies: &Policies) -> Result<Self, TenantsError> {
+    pub(crate) fn read(path: &Path, subjects: bool, policies: &Policies) -> Result<Self, TenantsError> {
         let read = |source| TenantsError::Read { path: path.into(), source };
         if std::fs::metadata(path).map_err(read)?.mode() & 0o077 != 0 {
             tracing::warn!("the tenants file `{}` can be read by other users; `chmod 600` it", path.display());
@@ -96,7 +96,7 @@ impl Tenants {
         Self::parse(&text, subjects, policies).map_err(|why| TenantsError::Content { path: path.into(), why })
     }
 
-    pub fn parse(text: &str, subjects: bool, policies: &Policies) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str, subjects: bool, policies: &Policies) -> Result<Self, String> {
         let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
         known(&file, &["tenant"], "at the top")?;
         let tables = match file.get("tenant") {
@@ -124,7 +124,7 @@ impl Tenants {
 
     /// Returns the tenant with this hash. It compares every hash even after a match, so that the time does not reveal
     /// the position.
-    pub fn by_digest(&self, digest: &[u8; 32]) -> Option<&TenantEntry> {
+    pub(crate) fn by_digest(&self, digest: &[u8; 32]) -> Option<&TenantEntry> {
         let mut found = None;
         for entry in &self.0 {
             for known in &entry.digests {
@@ -138,7 +138,7 @@ impl Tenants {
 
     /// Returns the tenant name for a subject of the identity provider. A subject that is not a valid name, or that
     /// equals the name of a tenant with a token, gets a name made from its hash.
-    pub fn name_of_subject(&self, subject: &str) -> String {
+    pub(crate) fn name_of_subject(&self, subject: &str) -> String {
         let taken = self.0.iter().any(|entry| entry.name == subject && !entry.digests.is_empty());
         if check_name(subject).is_ok() && !taken {
             return subject.into();
@@ -146,11 +146,11 @@ impl Tenants {
         format!("{HASHED}{}", hex(&Sha256::digest(subject)[..16]))
     }
 
-    pub fn quotas_of(&self, name: &str) -> Option<&Quotas> {
+    pub(crate) fn quotas_of(&self, name: &str) -> Option<&Quotas> {
         self.0.iter().find(|entry| entry.name == name).map(|entry| &entry.quotas)
     }
 
-    pub fn all(&self) -> impl Iterator<Item = (&str, &Quotas)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Quotas)> {
         self.0.iter().map(|entry| (entry.name.as_str(), &entry.quotas))
     }
 }

@@ -7,7 +7,7 @@ use crate::config::environment;
 
 /// Print the configuration in effect, and where each value came from
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Print it as JSON
     #[arg(long)]
     json: bool,
@@ -16,7 +16,7 @@ pub struct Args {
     environment: bool,
 }
 
-pub fn main(args: Args, context: &CommandEnv) -> CommandResult {
+pub(crate) fn main(args: Args, context: &CommandEnv) -> CommandResult {
     let effective = &context.config.effective;
     if args.environment {
         output::line(environment::page().trim_end());

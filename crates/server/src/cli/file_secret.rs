@@ -8,7 +8,7 @@ use crate::config::{Config, Secret};
 use crate::persistent_secret;
 
 /// Returns the secret that the operator set, or one that is created once and stored.
-pub fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
+pub(crate) fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
     if let Some(Secret(text)) = &config.files.secret {
         return Ok(Sha256::digest(text.as_bytes()).into());
     }

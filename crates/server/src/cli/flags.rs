@@ -6,7 +6,7 @@ use crate::config::settings::{SETTINGS, ValueKind};
 
 /// The settings given as flags: key and text.
 #[derive(Debug, Default)]
-pub struct Flags {
+pub(crate) struct Flags {
     pub given: Vec<(&'static str, String)>,
 }
 

@@ -14,7 +14,7 @@ use crate::logging::escaped;
 
 /// Read the journal of who did what when, or check that it was not changed
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -58,7 +58,7 @@ struct Show {
     last: u32,
 }
 
-pub fn main(args: Args, context: &CommandEnv) -> CommandResult {
+pub(crate) fn main(args: Args, context: &CommandEnv) -> CommandResult {
     let default = context.config.state_dir.join("journal");
     match args.command {
         Command::Verify(args) => {
@@ -173,7 +173,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::journal::FileReport;
+    use crate::journal::verify::FileReport;
 
     #[test]
     fn a_report_names_file_line_and_reason_and_ends_with_the_head() {

@@ -10,7 +10,7 @@ use super::Failed;
 use crate::config::{BrowserChoice, Config, DialectLimits, SecretConfig, SecretSource, environment};
 
 /// Returns the egress, or `None` if no sandbox has a network.
-pub fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
+pub(crate) fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
     let network = &config.network;
     if network.dialects.is_empty() {
         return Ok(None);
@@ -22,7 +22,7 @@ pub fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
 }
 
 /// Returns NSS's program that makes browsers trust hosts with a secret, if this machine has it.
-pub fn certutil() -> Option<PathBuf> {
+pub(crate) fn certutil() -> Option<PathBuf> {
     ["/usr/local/bin/certutil", "/usr/bin/certutil"].map(PathBuf::from).into_iter().find(|path| path.is_file())
 }
 
@@ -51,7 +51,7 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 /// Returns the part of a context's limits that its browser may use.
-pub fn browser(config: &Config, limits: &DialectLimits) -> Option<BrowserRoom> {
+pub(crate) fn browser(config: &Config, limits: &DialectLimits) -> Option<BrowserRoom> {
     let memory_mb = limits.browser_memory_mb.filter(|_| config.browser != BrowserChoice::Off)?;
     Some(BrowserRoom { memory_bytes: memory_mb << 20, pids: limits.pids })
 }

@@ -3,18 +3,18 @@
 use std::io::Write;
 
 /// Writes the result of the command to stdout.
-pub fn line(text: &str) {
+pub(crate) fn line(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush());
 }
 
 /// Writes additional information for the user to stderr.
-pub fn error(text: &str) {
+pub(crate) fn error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// Writes a text unchanged to one of the streams and flushes it.
-pub fn raw(stderr: bool, text: &str) {
+pub(crate) fn raw(stderr: bool, text: &str) {
     let _ = if stderr {
         std::io::stderr().lock().write_all(text.as_bytes())
     } else {
@@ -24,7 +24,7 @@ pub fn raw(stderr: bool, text: &str) {
 }
 
 /// Formats rows as columns that are as wide as their widest cell; the last column is not padded.
-pub fn table(rows: &[Vec<String>]) -> String {
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)

@@ -13,7 +13,7 @@ use crate::observe::Observer;
 use crate::runtimes::{self, Progress, browser};
 
 /// Makes the engine ready, or stops the server, because a server that can run nothing is useless to clients.
-pub async fn prepare(
+pub(crate) async fn prepare(
     engine: Engine,
     context: CommandEnv,
     stop: CancellationToken,
@@ -65,14 +65,14 @@ pub async fn prepare(
 }
 
 /// Ends a server whose back end has given up, so that its supervisor can start another.
-pub async fn end_when_useless(engine: Engine, stop: CancellationToken) -> Failed {
+pub(crate) async fn end_when_useless(engine: Engine, stop: CancellationToken) -> Failed {
     let why = engine.given_up().await;
     stop.cancel();
     Failed(why)
 }
 
 /// Returns the reason why the server ended itself, or otherwise the given result.
-pub async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<(), Failed>) -> Result<(), Failed> {
+pub(crate) async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<(), Failed>) -> Result<(), Failed> {
     if useless.is_finished() {
         return Err(useless.await?);
     }

@@ -26,7 +26,7 @@ use crate::runtimes::{self, Progress};
 /// memory.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -]")]
-pub struct Args {
+pub(crate) struct Args {
     /// The file to run; `-` or nothing means standard input
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -49,7 +49,7 @@ const TEXT_BUDGET: usize = 64 << 20;
 /// Maximum number of events that wait for the terminal. Further ones are dropped, so a cell is never slowed down by it.
 const EVENTS: usize = 1 << 16;
 
-pub fn main(args: Args, context: CommandEnv) -> CommandResult {
+pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let (code, language) = source(&args)?;
     let native = Native::launch(&context.config, TransportKind::Stdio)?;
     block_on(run(args, context, native, code, language))

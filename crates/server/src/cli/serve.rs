@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::file_secret::file_secret;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
-use super::wiring::{self, EngineFiles, Native, TransportKind};
+use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on};
 use crate::auth::{self, Auth, AuthConfig};
 use crate::config::Config;
@@ -41,9 +41,9 @@ use crate::observe::Observer;
 ///
 /// `/mcp` has the tools of the default dialect, `/mcp/<dialect>` those of each. Without a token only this machine may connect.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {}
 
-pub fn main(_: Args, context: CommandEnv) -> CommandResult {
+pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
     let auth = Auth::open(AuthConfig::of(&context.config)?)?;
     let native = Native::launch(&context.config, TransportKind::Http)?;
     sandbox::native::return_large_blocks();
@@ -333,7 +333,7 @@ impl Server {
             .route("/readyz", get(async move || if_so(ready.is_ready(), "ready\n", "not ready\n")))
             .route("/metrics", get(async move |request: Request| figures.metrics(&*door, request).await))
             .merge(auth::routes(auth))
-            .merge(files::router(EngineFiles(self.engine.clone()), settings))
+            .merge(files::router(self.engine.clone(), settings))
     }
 
     /// Serves the metrics. It demands the token, like every endpoint that reveals something.

@@ -14,7 +14,7 @@ use crate::runtimes::{self, Prepared, Progress, SetupError};
 /// newer from this machine or Node 24 from npm. Happens by itself at first use; afterwards no network is needed. Interrupted, it
 /// leaves nothing half done.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Prepare anew, even if all is there (stop running servers first)
     #[arg(long)]
     force: bool,
@@ -26,7 +26,7 @@ pub struct Args {
     shell: bool,
 }
 
-pub fn main(args: Args, context: CommandEnv) -> CommandResult {
+pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let mut config = context.config.runtimes;
     config.python = args.python.or(config.python);
     let (progress, _) = Progress::new();

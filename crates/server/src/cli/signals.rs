@@ -3,13 +3,13 @@
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-pub struct Signals {
+pub(crate) struct Signals {
     pub first: CancellationToken,
     pub second: CancellationToken,
 }
 
 impl Signals {
-    pub fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         let (first, second) = (CancellationToken::new(), CancellationToken::new());
         let (mut int, mut term) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let tokens = [first.clone(), second.clone()];

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::file_secret::file_secret;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
-use super::wiring::{self, EngineFiles, Native, TransportKind};
+use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on_here};
 use crate::files;
 use crate::handler::{Handlers, Surface};
@@ -28,9 +28,9 @@ use crate::observe::Observer;
 ///
 /// For clients that start their servers themselves. Answers at once; while the languages are still being prepared, calls are told so.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {}
 
-pub fn main(_: Args, context: CommandEnv) -> CommandResult {
+pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
     let native = Native::launch(&context.config, TransportKind::Stdio)?;
     block_on_here(serve(context, native))
 }
@@ -91,7 +91,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
         gate: Arc::new(NoService),
         endpoints: BTreeMap::new(),
         default: String::new(),
-        routes: files::router(EngineFiles(engine), settings),
+        routes: files::router(engine, settings),
     };
     transport::serve(listener, app, stop.clone(), stop).await;
 }

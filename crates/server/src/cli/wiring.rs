@@ -7,13 +7,12 @@ use std::time::Duration;
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
 use engine::op::Quota;
-use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, RealmConfig};
+use engine::{Engine, EngineConfig, KeptConfig, Op, RealmConfig};
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
 
 use super::{Failed, network};
 use crate::config::{Config, DialectLimits};
-use crate::files::{Stat, Store, StoredFile};
 use crate::handler::{Execute, Executing};
 
 /// Checks the shared volumes at the start, so that the operator rather than the first client learns of volumes with
@@ -35,18 +34,18 @@ fn check_volumes(config: &Config) -> Result<(), Failed> {
 }
 
 /// The launcher of the native back end: a separate process, started while this one still has a single thread.
-pub struct Native {
+pub(crate) struct Native {
     launcher: Launcher,
     config: NativeConfig,
 }
 
 impl Native {
-    pub fn launch(config: &Config, reach: TransportKind) -> Result<Self, Failed> {
+    pub(crate) fn launch(config: &Config, reach: TransportKind) -> Result<Self, Failed> {
         Self::launch_with(config, reach, cgroups(config), config.floor)
     }
 
     /// Starts a launcher for a trial, which leaves the machine's cgroups as they are.
-    pub fn launch_trial(config: &Config) -> Result<Self, Failed> {
+    pub(crate) fn launch_trial(config: &Config) -> Result<Self, Failed> {
         Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)
     }
 
@@ -73,13 +72,13 @@ impl Native {
     }
 
     /// Starts the back end without a warning about missing isolation layers.
-    pub async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
+    pub(crate) async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
         Ok((Arc::new(native), isolation))
     }
 
     /// Starts the back end and warns once about missing isolation layers.
-    pub async fn start(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
+    pub(crate) async fn start(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = self.start_quietly().await?;
         if !isolation.missing.is_empty() {
             let names: Vec<&str> = isolation.missing.iter().filter_map(|missing| missing.split(':').next()).collect();
@@ -94,15 +93,15 @@ impl Native {
 }
 
 /// Returns how much of the disk volumes leave free.
-pub fn keep_free(config: &Config) -> KeepFree {
+pub(crate) fn keep_free(config: &Config) -> KeepFree {
     KeepFree(config.keep_free_mb.map(|mb| mb << 20))
 }
 
-pub fn cgroups(config: &Config) -> Cgroups {
+pub(crate) fn cgroups(config: &Config) -> Cgroups {
     if config.systemd_scope { Cgroups::Systemd } else { Cgroups::Given }
 }
 
-pub fn level(isolation: &Isolation) -> String {
+pub(crate) fn level(isolation: &Isolation) -> String {
     format!("{:?}", isolation.level).to_lowercase()
 }
 
@@ -138,7 +137,7 @@ impl Execute for Engine {
 
 /// How clients reach the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TransportKind {
+pub(crate) enum TransportKind {
     /// There is one client, and everything ends with it.
     Stdio,
     Http,
@@ -146,7 +145,11 @@ pub enum TransportKind {
 
 /// Converts the settings to the configuration of the engine: the rules of the documents with the numbers of the
 /// operator.
-pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32]) -> Result<EngineConfig, Failed> {
+pub(crate) fn engine_config(
+    config: &Config,
+    reach: TransportKind,
+    file_secret: [u8; 32],
+) -> Result<EngineConfig, Failed> {
     let sessions = &config.dialects.sessions;
     let realms: Vec<RealmConfig> = dialects::realms().into_iter().map(|usual| realm(config, usual, reach)).collect();
     let usual = EngineConfig::default();
@@ -172,17 +175,17 @@ pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32
 }
 
 /// Returns the default dialect.
-pub fn dialect(config: &Config) -> &'static Dialect {
+pub(crate) fn dialect(config: &Config) -> &'static Dialect {
     dialects::find(&config.dialect, &options(config)).expect("the setting allows only ids of dialects")
 }
 
 /// Returns the rules of the default dialect's realm over HTTP.
-pub fn default_realm(config: &Config) -> RealmConfig {
+pub(crate) fn default_realm(config: &Config) -> RealmConfig {
     realm(config, (dialect(config).realm)(), TransportKind::Http)
 }
 
 /// Returns the grace period of the default dialect, because a server shuts down only once.
-pub fn shutdown_grace(config: &Config) -> Duration {
+pub(crate) fn shutdown_grace(config: &Config) -> Duration {
     config.dialects.of(&config.dialect).shutdown_grace
 }
 
@@ -240,7 +243,7 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
 }
 
 /// Returns the choices of the operator for one dialect: also the timeouts that its realm allows.
-pub fn options_of(config: &Config, dialect: &Dialect) -> Options {
+pub(crate) fn options_of(config: &Config, dialect: &Dialect) -> Options {
     let limits = config.dialects.of(dialect.id);
     let RealmConfig { max_timeout, max_command_timeout, .. } = general(config, (dialect.realm)(), limits);
     Options {
@@ -251,7 +254,7 @@ pub fn options_of(config: &Config, dialect: &Dialect) -> Options {
 }
 
 /// Returns the choices of the operator that concern all dialects.
-pub fn options(config: &Config) -> Options {
+pub(crate) fn options(config: &Config) -> Options {
     Options {
         default_context: config.dialects.default_context,
         default_size: config.dialects.sessions.default_flavor,
@@ -261,42 +264,17 @@ pub fn options(config: &Config) -> Options {
 }
 
 /// Tells the code of a conversation the address under which its files will be available.
-pub fn set_file_base(engine: &mut EngineConfig, base: &str) {
+pub(crate) fn set_file_base(engine: &mut EngineConfig, base: &str) {
     if let Some(realm) = engine.realms.iter_mut().find(|realm| realm.realm == dialects::conversation::REALM) {
         realm.env.insert("FILE_BASE_URL".into(), format!("{base}/files/{{key}}"));
     }
 }
 
 /// Returns how links to files are written, and how their signatures are checked.
-pub fn links(config: &Config, base: String, file_secret: &[u8; 32]) -> (Links, Option<Signer>) {
+pub(crate) fn links(config: &Config, base: String, file_secret: &[u8; 32]) -> (Links, Option<Signer>) {
     let signer = config.files.link_ttl.map(|_| Signer::new(file_secret));
     let expiring = signer.clone().zip(config.files.link_ttl).map(|(signer, ttl)| Expiring { signer, ttl, now: 0 });
     (Links { base: Some(base), expiring }, signer)
-}
-
-/// The engine's files, for the router of links.
-pub struct EngineFiles(pub Engine);
-
-impl Store for EngineFiles {
-    type File = LinkedFile;
-
-    fn owner(&self, key: &str) -> Option<String> {
-        self.0.owner_of_link(key)
-    }
-
-    async fn open(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
-        self.0.open_file(key, path).await
-    }
-}
-
-impl StoredFile for LinkedFile {
-    fn stat(&self) -> Stat {
-        Stat { size: self.size, modified_ns: self.modified_ns, inode: self.inode }
-    }
-
-    async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, EngineError> {
-        Self::read(self, offset, u64::from(length)).await
-    }
 }
 
 #[cfg(test)]

@@ -64,59 +64,59 @@ const HANDED_ON: &[&str] = &[
 
 /// The environment as it was at the start. It contains only variables of the list.
 #[derive(Debug, Clone, Default)]
-pub struct Environment(BTreeMap<&'static str, OsString>);
+pub(crate) struct Environment(BTreeMap<&'static str, OsString>);
 
 /// Returns a variable that the operator's file names (`value_env`); such names cannot be on the list.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-pub fn named(name: &str) -> Option<OsString> {
+pub(crate) fn named(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
 impl Environment {
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    pub fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         Self(listed().filter_map(|name| Some((name, std::env::var_os(name)?))).collect())
     }
 
     /// Returns variables that look like ours but are not, each with the likely intended one. A token under a misspelt
     /// name would be no token at all.
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    pub fn misspelt() -> Vec<(String, &'static str)> {
+    pub(crate) fn misspelt() -> Vec<(String, &'static str)> {
         std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
     }
 
     /// Creates an environment of exactly these variables. A name that is not on the list is a mistake of the test.
     #[cfg(test)]
-    pub fn of(pairs: &[(&str, &str)]) -> Self {
+    pub(crate) fn of(pairs: &[(&str, &str)]) -> Self {
         let name = |given: &str| listed().find(|name| *name == given).expect("a listed variable");
         Self(pairs.iter().map(|(key, value)| (name(key), OsString::from(value))).collect())
     }
 
     /// Returns a variable. An empty value counts as not set, because wrappers and unit files unset variables in this
     /// way.
-    pub fn get(&self, name: &str) -> Option<&OsStr> {
+    pub(crate) fn get(&self, name: &str) -> Option<&OsStr> {
         self.0.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 
     /// Returns `XDG_<name>_HOME` if it is absolute, as the specification demands, otherwise the default below the home
     /// directory.
-    pub fn xdg(&self, name: &str, below_home: &str) -> Option<PathBuf> {
+    pub(crate) fn xdg(&self, name: &str, below_home: &str) -> Option<PathBuf> {
         let set = self.get(&format!("XDG_{name}_HOME")).map(PathBuf::from).filter(|path| path.is_absolute());
         set.or_else(|| Some(self.home()?.join(below_home)))
     }
 
-    pub fn home(&self) -> Option<&Path> {
+    pub(crate) fn home(&self) -> Option<&Path> {
         self.get("HOME").map(Path::new).filter(|path| path.is_absolute())
     }
 
     /// Returns the absolute directories of `PATH`. A relative one would make the choice of a program depend on the
     /// working directory.
-    pub fn path(&self) -> Vec<PathBuf> {
+    pub(crate) fn path(&self) -> Vec<PathBuf> {
         let path = self.get("PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect()
     }
 
-    pub fn handed_on(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
+    pub(crate) fn handed_on(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
         HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?)))
     }
 }
@@ -135,7 +135,7 @@ fn listed() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the content of `docs/environment.md`.
-pub fn page() -> String {
+pub(crate) fn page() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\
          This page lists every variable that Sandpool reads, except those that a `value_env` in `sandpool.toml` names. `sandpool config --environment` prints it.\n\n\

@@ -3,7 +3,7 @@
 //! `settings` is the table of what can be set, `environment` the only reader of the environment, and `resolve` merges
 //! the sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
-pub mod environment;
+pub(crate) mod environment;
 mod network;
 mod resolve;
 pub mod settings;
@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::op::{SharedVolume, Size};
-pub use environment::Environment;
-pub use network::{Network, Policies, SecretConfig, SecretSource};
-pub use resolve::{ConfigError, Effective, GivenValue, Origin, Sources};
+pub(crate) use environment::Environment;
+pub(crate) use network::{Network, Policies, SecretConfig, SecretSource};
+pub(crate) use resolve::{ConfigError, Effective, Sources};
 use sandbox::Level;
 
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// Log filter; `None` selects a default that suits the command.
     pub log: Option<String>,
     pub log_json: bool,
@@ -49,7 +49,7 @@ pub struct Config {
 
 /// Settings of `[serve]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Serve {
+pub(crate) struct Serve {
     /// Host and port of the listener.
     pub listen: String,
     pub public_url: Option<String>,
@@ -70,7 +70,7 @@ pub struct Serve {
 
 /// Settings of `[auth]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Auth {
+pub(crate) struct Auth {
     pub token: Option<Secret>,
     pub token_file: Option<PathBuf>,
     pub tenants: Option<PathBuf>,
@@ -85,7 +85,7 @@ pub struct Auth {
 
 /// Settings of `[quota]`: the quotas of a tenant for which no others are set.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct QuotaConfig {
+pub(crate) struct QuotaConfig {
     pub contexts: Option<usize>,
     pub runs: Option<usize>,
     pub memory_mb: Option<u64>,
@@ -96,14 +96,14 @@ pub struct QuotaConfig {
 
 /// Settings of `[files]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FilesConfig {
+pub(crate) struct FilesConfig {
     pub secret: Option<Secret>,
     pub link_ttl: Option<Duration>,
 }
 
 /// Settings of `[journal]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Journal {
+pub(crate) struct Journal {
     pub enabled: bool,
     pub contents: bool,
     pub days: u32,
@@ -112,7 +112,7 @@ pub struct Journal {
 /// A value that is never printed.
 #[derive(Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(transparent)]
-pub struct Secret(pub String);
+pub(crate) struct Secret(pub String);
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -122,7 +122,7 @@ impl std::fmt::Debug for Secret {
 
 /// Settings of the dialects.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Dialects {
+pub(crate) struct Dialects {
     /// Settings of `[dialect.<id>]` of every dialect.
     limits: BTreeMap<&'static str, DialectLimits>,
     /// Setting of `[agentrun]`. The fields after it are settings of `[conversation]` and `[microsandbox]`.
@@ -133,7 +133,7 @@ pub struct Dialects {
 
 /// Settings of `[microsandbox]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MicrosandboxConfig {
+pub(crate) struct MicrosandboxConfig {
     pub default_flavor: Size,
     pub max_total_memory_mb: Option<u64>,
     pub evict: bool,
@@ -145,7 +145,7 @@ pub struct MicrosandboxConfig {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct RuntimeConfig {
+pub(crate) struct RuntimeConfig {
     pub dir: PathBuf,
     pub python: Option<PathBuf>,
     pub packages: Vec<String>,
@@ -158,7 +158,7 @@ pub struct RuntimeConfig {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NodeChoice {
+pub(crate) enum NodeChoice {
     /// The Node of this machine if it is new enough, otherwise the pinned one.
     Auto,
     Pinned,
@@ -166,7 +166,7 @@ pub enum NodeChoice {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BrowserChoice {
+pub(crate) enum BrowserChoice {
     /// Chromium, if this machine has it.
     Auto,
     Off,
@@ -175,7 +175,7 @@ pub enum BrowserChoice {
 
 /// Settings of `[dialect.<id>]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DialectLimits {
+pub(crate) struct DialectLimits {
     pub timeout: Duration,
     pub memory_mb: u64,
     pub cpus: f64,
@@ -193,7 +193,7 @@ pub struct DialectLimits {
 
 impl Config {
     /// Reads the configuration file that the sources name, and merges all sources.
-    pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
+    pub(crate) fn load(sources: &Sources) -> Result<Self, ConfigError> {
         Self::typed(resolve::resolve(sources)?)
     }
 
@@ -291,7 +291,7 @@ impl Serve {
 }
 
 /// Returns the known name that is most similar to an unknown one.
-pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
     known.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
 }
@@ -346,7 +346,7 @@ fn public_url(effective: &Effective) -> Result<Option<String>, ConfigError> {
 
 impl Dialects {
     /// Returns the settings of the dialect with this id.
-    pub fn of(&self, id: &str) -> &DialectLimits {
+    pub(crate) fn of(&self, id: &str) -> &DialectLimits {
         &self.limits[id]
     }
 

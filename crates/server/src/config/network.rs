@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::{ConfigError, Effective, nearest};
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Network {
+pub(crate) struct Network {
     pub policies: Policies,
     /// Policies of the dialects that have a network at all.
     pub dialects: BTreeMap<&'static str, Policy>,
@@ -26,11 +26,11 @@ pub struct Network {
 
 /// All policies by name, including the presets and `off`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Policies(BTreeMap<String, Policy>);
+pub(crate) struct Policies(BTreeMap<String, Policy>);
 
 /// A secret and the source of its value, but never the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SecretConfig {
+pub(crate) struct SecretConfig {
     pub name: String,
     pub hosts: Vec<String>,
     pub header: String,
@@ -40,7 +40,7 @@ pub struct SecretConfig {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SecretSource {
+pub(crate) enum SecretSource {
     File(PathBuf),
     Variable(String),
 }
@@ -79,7 +79,7 @@ fn is_off(policy: &Policy) -> bool {
 }
 
 impl Policies {
-    pub fn find(&self, name: &str) -> Result<&Policy, String> {
+    pub(crate) fn find(&self, name: &str) -> Result<&Policy, String> {
         self.0.get(name).ok_or_else(|| {
             let nearest = nearest(name, self.0.keys().map(String::as_str)).unwrap_or(OFF);
             format!("there is no policy `{name}`; did you mean `{nearest}`?")

@@ -13,7 +13,7 @@ use super::settings::{Fallback, SETTINGS, Setting, ValueKind, find};
 
 /// Sources from which a configuration is made.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub(crate) struct Sources {
     pub environment: Environment,
     /// Flags, as the key of the setting and the given text.
     pub flags: Vec<(&'static str, String)>,
@@ -21,7 +21,7 @@ pub struct Sources {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub(crate) enum Origin {
     Default,
     File(PathBuf),
     Environment(&'static str),
@@ -40,7 +40,7 @@ impl fmt::Display for Origin {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     #[error("cannot read configuration file `{}`: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("configuration file `{}` is not valid TOML: {why}", path.display())]
@@ -61,14 +61,14 @@ fn hint(nearest: &Option<&'static str>) -> String {
 
 /// A value and its source; no value means that the setting is unset.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GivenValue {
+pub(crate) struct GivenValue {
     pub value: Option<toml::Value>,
     pub origin: Origin,
 }
 
 impl GivenValue {
     /// Returns the value for display. The value of a secret setting is not shown.
-    pub fn shown(&self, setting: &Setting) -> Option<toml::Value> {
+    pub(crate) fn shown(&self, setting: &Setting) -> Option<toml::Value> {
         match self.value {
             Some(_) if setting.secret => Some(toml::Value::String("(set)".into())),
             ref value => value.clone(),
@@ -78,11 +78,11 @@ impl GivenValue {
 
 /// The effective configuration, with one entry for each setting of the table.
 #[derive(Debug, Clone)]
-pub struct Effective(BTreeMap<&'static str, GivenValue>);
+pub(crate) struct Effective(BTreeMap<&'static str, GivenValue>);
 
 impl Effective {
     /// Iterates over the settings in the order of the table.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static Setting, &GivenValue)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static Setting, &GivenValue)> {
         SETTINGS.iter().map(|setting| (setting, &self.0[setting.key]))
     }
 

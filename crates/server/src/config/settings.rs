@@ -8,7 +8,7 @@ use engine::RealmConfig;
 
 /// One setting and all the ways to set it.
 #[derive(Debug)]
-pub struct Setting {
+pub(crate) struct Setting {
     /// Dotted name in `sandpool.toml`; also the name everywhere inside the program.
     pub key: &'static str,
     pub kind: ValueKind,
@@ -25,7 +25,7 @@ pub struct Setting {
 
 /// Type of a value. Strings from flags and the environment are parsed accordingly.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum ValueKind {
+pub(crate) enum ValueKind {
     Text,
     OneOf(&'static [&'static str]),
     /// A list of strings, comma-separated if it is given as one string.
@@ -46,7 +46,7 @@ pub enum ValueKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fallback {
+pub(crate) enum Fallback {
     /// A TOML value.
     Is(&'static str),
     Unset,
@@ -140,7 +140,7 @@ fn text(text: String) -> &'static str {
 }
 
 /// Every setting, in the order in which they are printed.
-pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
+pub(crate) static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     let mut all = Vec::from(GENERAL);
     all.extend(dialects::all(&Options::default()).flat_map(limits));
     let browses = |dialect: &&'static Dialect| (dialect.realm)().browser.is_some();
@@ -456,6 +456,11 @@ const GENERAL: [Setting; 74] = [
     ),
 ];
 
-pub fn find(key: &str) -> Option<&'static Setting> {
+/// Returns the keys of all settings.
+pub fn keys() -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().map(|setting| setting.key)
+}
+
+pub(crate) fn find(key: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.key == key)
 }

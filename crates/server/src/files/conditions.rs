@@ -16,7 +16,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 
 /// The identity of one version of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Version {
+pub(crate) struct Version {
     /// The entity tag, with its quotes.
     etag: String,
     /// Time of the last change in whole seconds; `None` if a header cannot express it: before 1970, or in the future.
@@ -24,7 +24,7 @@ pub struct Version {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     Whole,
     Part(Range<u64>),
     NotModified,
@@ -34,7 +34,7 @@ pub enum Decision {
 }
 
 impl Version {
-    pub fn of(stat: &Stat, now: SystemTime) -> Self {
+    pub(crate) fn of(stat: &Stat, now: SystemTime) -> Self {
         let mut facts = [0; 24];
         facts[..8].copy_from_slice(&stat.inode.to_be_bytes());
         facts[8..16].copy_from_slice(&stat.modified_ns.to_be_bytes());
@@ -46,7 +46,7 @@ impl Version {
     }
 
     /// Returns the headers of every answer about this version.
-    pub fn headers(&self) -> HeaderMap {
+    pub(crate) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
         headers.insert(header::ETAG, plain(self.etag.clone()));
@@ -91,7 +91,7 @@ fn date(value: &HeaderValue) -> Option<SystemTime> {
 }
 
 /// Evaluates the conditions in the order of RFC 9110, section 13.2.2.
-pub fn decide(method: &Method, headers: &HeaderMap, version: &Version, size: u64, now: SystemTime) -> Decision {
+pub(crate) fn decide(method: &Method, headers: &HeaderMap, version: &Version, size: u64, now: SystemTime) -> Decision {
     let holds = version
         .is_in(headers, header::IF_MATCH, false)
         .or_else(|| Some(!version.is_newer(headers, header::IF_UNMODIFIED_SINCE)?));

@@ -4,7 +4,7 @@ use dialects::links::encoded;
 
 /// Returns the header's value with the name in two forms: encoded for clients that implement RFC 8187, and in ASCII for
 /// those that do not. The ASCII form has no `%`, because some clients decode it.
-pub fn attachment(name: &str) -> String {
+pub(crate) fn attachment(name: &str) -> String {
     let safe = |c: char| if matches!(c, ' '..='~') && !matches!(c, '"' | '\\' | '%') { c } else { '_' };
     let fallback: String = name.chars().map(safe).collect();
     format!("attachment; filename=\"{fallback}\"; filename*=UTF-8''{}", encoded(name))

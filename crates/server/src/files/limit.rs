@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Debug, Clone, Copy)]
-pub struct DownloadLimits {
+pub(crate) struct DownloadLimits {
     pub per_key: usize,
     /// Limit for one owner, so that the slow readers of one owner cannot keep all others out.
     pub per_owner: usize,
@@ -19,7 +19,7 @@ impl Default for DownloadLimits {
 }
 
 #[derive(Clone)]
-pub struct Permits {
+pub(crate) struct Permits {
     limits: DownloadLimits,
     running: Arc<Mutex<Running>>,
 }
@@ -32,18 +32,18 @@ struct Running {
 }
 
 /// The right to one download, which ends when this is dropped.
-pub struct Permit {
+pub(crate) struct Permit {
     key: String,
     owner: String,
     permits: Permits,
 }
 
 impl Permits {
-    pub fn new(limits: DownloadLimits) -> Self {
+    pub(crate) fn new(limits: DownloadLimits) -> Self {
         Self { limits, running: Arc::default() }
     }
 
-    pub fn take(&self, key: &str, owner: &str) -> Option<Permit> {
+    pub(crate) fn take(&self, key: &str, owner: &str) -> Option<Permit> {
         let DownloadLimits { per_key, per_owner, total } = self.limits;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |all: &HashMap<String, usize>, one: &str| all.get(one).copied().unwrap_or(0);

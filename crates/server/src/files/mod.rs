@@ -3,7 +3,7 @@
 //!
 //! The key is the permission, so no token is needed, and a wrong address gets the same answer as a file that does not
 //! exist. All content comes from a sandbox: a browser may save it, but must never show it as a page of this server.
-//! This module knows the engine only as a [`Store`].
+//! All but [`EngineFiles`] knows the engine only as a [`Store`].
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use axum::body::{Body, Bytes};
 use axum::routing::any;
 use dialects::links::{Address, Signed, Signer};
 use dialects::mime;
-use engine::EngineError;
+use engine::{Engine, EngineError, LinkedFile};
 use futures_util::stream::{Stream, try_unfold};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
@@ -27,14 +27,14 @@ mod disposition;
 mod limit;
 
 use conditions::{Decision, Version};
-pub use limit::DownloadLimits;
+pub(crate) use limit::DownloadLimits;
 use limit::{Permit, Permits};
 
 /// Bytes that are read at a time, and all that a download holds in memory.
 const PIECE: u64 = 256 * 1024;
 
 /// The source of files.
-pub trait Store: Send + Sync + 'static {
+trait Store: Send + Sync + 'static {
     type File: StoredFile;
 
     /// Returns the owner used for download accounting, or `None` for a key that leads nowhere.
@@ -44,15 +44,40 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// A file that was found. Reading it fails as soon as it is no longer the same file.
-pub trait StoredFile: Send + Sync + 'static {
+trait StoredFile: Send + Sync + 'static {
     fn stat(&self) -> Stat;
 
     /// Reads exactly `length` bytes, which may be at most 1 MiB.
     fn read(&self, offset: u64, length: u32) -> impl Future<Output = Result<Vec<u8>, EngineError>> + Send;
 }
 
+/// The engine's files.
+struct EngineFiles(Engine);
+
+impl Store for EngineFiles {
+    type File = LinkedFile;
+
+    fn owner(&self, key: &str) -> Option<String> {
+        self.0.owner_of_link(key)
+    }
+
+    async fn open(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
+        self.0.open_file(key, path).await
+    }
+}
+
+impl StoredFile for LinkedFile {
+    fn stat(&self) -> Stat {
+        Stat { size: self.size, modified_ns: self.modified_ns, inode: self.inode }
+    }
+
+    async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, EngineError> {
+        Self::read(self, offset, u64::from(length)).await
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stat {
+struct Stat {
     pub size: u64,
     /// Nanoseconds since 1970; code in a sandbox can set this to any value.
     pub modified_ns: i64,
@@ -63,13 +88,13 @@ pub struct Stat {
 pub struct Settings {
     /// If set, only links that it signed are served.
     pub signer: Option<Signer>,
-    pub limits: DownloadLimits,
+    pub(crate) limits: DownloadLimits,
     /// Called for each file that is served.
-    pub given: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
+    pub(crate) given: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
 }
 
 /// A file that is sent to a client that had its link.
-pub struct ServedFile<'a> {
+pub(crate) struct ServedFile<'a> {
     pub key: &'a str,
     /// The client's address, if the transport provides it.
     pub peer: Option<SocketAddr>,
@@ -84,7 +109,11 @@ impl Default for Settings {
 
 /// Returns a router that has to be merged into another router, not nested, because addresses are read from the path as
 /// it was sent.
-pub fn router<S: Store>(store: S, settings: Settings) -> Router {
+pub fn router(engine: Engine, settings: Settings) -> Router {
+    routes(EngineFiles(engine), settings)
+}
+
+fn routes<S: Store>(store: S, settings: Settings) -> Router {
     let files = Arc::new(FileServer::new(store, settings));
     let answer = any(move |request: http::Request<Body>| {
         let files = files.clone();
@@ -94,18 +123,18 @@ pub fn router<S: Store>(store: S, settings: Settings) -> Router {
 }
 
 /// Answers the requests for files.
-pub struct FileServer<S> {
+struct FileServer<S> {
     store: S,
     settings: Settings,
     permits: Permits,
 }
 
 impl<S: Store> FileServer<S> {
-    pub fn new(store: S, settings: Settings) -> Self {
+    fn new(store: S, settings: Settings) -> Self {
         Self { store, permits: Permits::new(settings.limits), settings }
     }
 
-    pub async fn answer(&self, request: &Parts) -> Response<Body> {
+    async fn answer(&self, request: &Parts) -> Response<Body> {
         self.found(request).await.unwrap_or_else(DownloadRefusal::response)
     }
 

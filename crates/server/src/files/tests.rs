@@ -347,7 +347,7 @@ fn resident_kib() -> u64 {
 #[tokio::test]
 async fn the_router_hands_on_the_path_as_it_was_sent() {
     let store = Numbers::new(&[("a b/%2e", 1)]);
-    let router = router(store, Settings::default());
+    let router = routes(store, Settings::default());
     let get = async |target: &str| {
         let request = http::Request::get(target).body(Body::empty()).unwrap();
         hyper::service::Service::call(&hyper_util::service::TowerToHyperService::new(router.clone()), request)

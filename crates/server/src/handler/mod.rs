@@ -62,7 +62,7 @@ impl Surface {
         Self { dialect, lang, options, links, tools, listed: Default::default(), observer: Arc::default() }
     }
 
-    pub fn watched_by(self, observer: Arc<Observer>) -> Self {
+    pub(crate) fn watched_by(self, observer: Arc<Observer>) -> Self {
         Self { observer, ..self }
     }
 
@@ -99,12 +99,12 @@ impl Handlers {
 
     /// Returns the handler for one request of this caller, with the memory that the request holds. There is no handler
     /// without a caller.
-    pub fn of(&self, caller: Caller, memory: Hold) -> McpServer {
+    pub fn of(&self, caller: Caller, memory: Hold) -> impl ServerHandler + use<> {
         McpServer { shared: self.clone(), caller, memory }
     }
 }
 
-pub struct McpServer {
+struct McpServer {
     shared: Handlers,
     caller: Caller,
     memory: Hold,

@@ -16,34 +16,34 @@ use super::files::hash;
 use crate::persistent_secret;
 
 /// Returns the path of the key, which lies beside the journal's directory and is named after it.
-pub fn key_path(dir: &Path) -> PathBuf {
+pub(crate) fn key_path(dir: &Path) -> PathBuf {
     dir.with_extension("key")
 }
 
 /// Returns the path of the note of the newest line, which lies beside the key.
-pub fn head_path(dir: &Path) -> PathBuf {
+pub(crate) fn head_path(dir: &Path) -> PathBuf {
     dir.with_extension("head")
 }
 
 #[derive(Clone)]
-pub struct ChainKey(hmac::Key);
+pub(crate) struct ChainKey(hmac::Key);
 
 impl ChainKey {
     /// Reads the key, and creates it on first use.
-    pub fn take(path: &Path) -> io::Result<Self> {
+    pub(crate) fn take(path: &Path) -> io::Result<Self> {
         persistent_secret::take(path).map(|secret| Self::new(&secret))
     }
 
-    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn read(path: &Path) -> io::Result<Option<Self>> {
         Ok(persistent_secret::read(path)?.map(|secret| Self::new(&secret)))
     }
 
-    pub fn new(secret: &[u8; 32]) -> Self {
+    pub(crate) fn new(secret: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
     /// Completes a line, given as a JSON object without `mac`, with the code of its content, and returns the code.
-    pub fn close(&self, line: &mut Vec<u8>, begin: usize) -> String {
+    pub(crate) fn close(&self, line: &mut Vec<u8>, begin: usize) -> String {
         let mac = hex(hmac::sign(&self.0, &line[begin..]).as_ref());
         line.pop_if(|last| *last == b'}');
         line.extend_from_slice(format!("{MAC}{mac}\"}}").as_bytes());
@@ -51,7 +51,7 @@ impl ChainKey {
     }
 
     /// Returns whether the line is as it was written.
-    pub fn fits(&self, line: &[u8], mac: &str) -> bool {
+    pub(crate) fn fits(&self, line: &[u8], mac: &str) -> bool {
         let Some(body) = line.strip_suffix(format!("{MAC}{mac}\"}}").as_bytes()) else { return false };
         let body = [body, b"}"].concat();
         // A comparison in constant time is not needed, because the caller has the key.
@@ -63,7 +63,7 @@ const MAC: &str = ",\"mac\":\"";
 
 /// The members of a line that the chain needs.
 #[derive(Debug, Deserialize)]
-pub struct ChainLink {
+pub(crate) struct ChainLink {
     #[serde(default)]
     pub time: String,
     pub seq: u64,
@@ -79,26 +79,26 @@ pub struct ChainLink {
 }
 
 impl ChainLink {
-    pub fn parse(line: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
 
     /// Returns the head after this line, which the next line refers to.
-    pub fn head(&self, line: &[u8]) -> Head {
+    pub(crate) fn head(&self, line: &[u8]) -> Head {
         Head { seq: self.seq, hash: self.mac.clone().unwrap_or_else(|| hash(line)) }
     }
 }
 
 /// End of the chain: the number of the last line, and its code.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
+pub(crate) struct Head {
     pub seq: u64,
     pub hash: String,
 }
 
 impl Head {
     /// Writes the note of the head, replacing the old one atomically.
-    pub fn note(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn note(&self, path: &Path) -> io::Result<()> {
         let half = path.with_extension("head-new");
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&half)?;
@@ -107,7 +107,7 @@ impl Head {
         std::fs::rename(&half, path)
     }
 
-    pub fn noted(path: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn noted(path: &Path) -> io::Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,

@@ -10,21 +10,21 @@ use text::hex;
 use text::iso8601;
 
 /// Maximum length of a journal line; longer lines are treated as damaged.
-pub const LONGEST_LINE: u64 = 1 << 20;
+pub(crate) const LONGEST_LINE: u64 = 1 << 20;
 
 /// Hash that the very first line has for the line before.
-pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+pub(crate) const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Name of a journal file: `2026-11-16.jsonl`, then `2026-11-16-2.jsonl`. Names sort in the order in which the files
 /// were written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Name {
+pub(crate) struct Name {
     pub day: String,
     pub part: u32,
 }
 
 impl Name {
-    pub fn parse(name: &str) -> Option<Self> {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
         let stem = name.strip_suffix(".jsonl")?;
         let (day, rest) = stem.split_at_checked(10)?;
         let is_day =
@@ -38,7 +38,7 @@ impl Name {
         (is_day && name.to_string().strip_suffix(".jsonl") == Some(stem)).then_some(name)
     }
 
-    pub fn next(&self) -> Self {
+    pub(crate) fn next(&self) -> Self {
         Self { day: self.day.clone(), part: self.part + 1 }
     }
 }
@@ -53,7 +53,7 @@ impl std::fmt::Display for Name {
 }
 
 /// Lists the journal's files in a directory, oldest first, and ignores everything else there.
-pub fn list(dir: &Path) -> io::Result<Vec<Name>> {
+pub(crate) fn list(dir: &Path) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         names.extend(entry?.file_name().to_str().and_then(Name::parse));
@@ -63,24 +63,24 @@ pub fn list(dir: &Path) -> io::Result<Vec<Name>> {
 }
 
 /// Formats a time as `2026-11-16T00:12:56.123Z`.
-pub fn time(at: SystemTime) -> String {
+pub(crate) fn time(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let whole = iso8601(since.as_secs().try_into().unwrap_or(i64::MAX));
     format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis())
 }
 
 /// Formats the day in UTC as `2026-11-16`.
-pub fn day(at: SystemTime) -> String {
+pub(crate) fn day(at: SystemTime) -> String {
     time(at)[..10].to_owned()
 }
 
 /// Returns the hash of a line without its line end.
-pub fn hash(line: &[u8]) -> String {
+pub(crate) fn hash(line: &[u8]) -> String {
     hex(&Sha256::digest(line))
 }
 
 /// Returns the next line without its line end, and whether it had one. Returns `None` at the end of the file.
-pub fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>> {
+pub(crate) fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>> {
     let mut line = Vec::new();
     file.take(LONGEST_LINE).read_until(b'\n', &mut line)?;
     if line.is_empty() {
@@ -91,7 +91,7 @@ pub fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>>
 }
 
 /// Returns the unchanged lines of all files, oldest first.
-pub fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
+pub(crate) fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
     let paths: Vec<PathBuf> = list(dir)?.iter().map(|name| dir.join(name.to_string())).collect();
     Ok(paths.into_iter().flat_map(|path| FileLines { file: Some(File::open(path).map(BufReader::new)) }))
 }

@@ -8,7 +8,7 @@
 
 mod chain;
 mod files;
-mod verify;
+pub(crate) mod verify;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -23,14 +23,14 @@ use engine::op::{Notice, NoticeKind};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-pub use self::chain::key_path;
-pub use self::files::lines;
-pub use self::verify::{FileReport, VerifyReport, verify};
-pub use self::writer::JournalError;
+pub(crate) use self::chain::key_path;
+pub(crate) use self::files::lines;
+pub(crate) use self::verify::{VerifyReport, verify};
+pub(crate) use self::writer::JournalError;
 use self::writer::Writer;
 
 #[derive(Debug, Clone)]
-pub struct JournalConfig {
+pub(crate) struct JournalConfig {
     pub dir: PathBuf,
     /// Whether arguments and results are also recorded, shortened.
     pub contents: bool,
@@ -42,14 +42,14 @@ pub struct JournalConfig {
 }
 
 impl JournalConfig {
-    pub fn new(dir: impl Into<PathBuf>) -> Self {
+    pub(crate) fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), contents: false, keep_days: 30, file_bytes: 64 << 20, queue: 10_000 }
     }
 }
 
 /// One event. Members that are `None` or empty are left out of the line.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct JournalEntry {
+pub(crate) struct JournalEntry {
     /// `call`, or the name of an event that is not a call: `context_removed`, `denied`, …
     pub event: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,12 +103,12 @@ fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result
 }
 
 impl JournalEntry {
-    pub fn event(event: &'static str) -> Self {
+    pub(crate) fn event(event: &'static str) -> Self {
         Self { event, ..Self::default() }
     }
 
     /// Returns the entry of a notice of the engine.
-    pub fn notice(notice: &Notice) -> Self {
+    pub(crate) fn notice(notice: &Notice) -> Self {
         let event = match notice.what {
             NoticeKind::Created => "context_created",
             NoticeKind::Stopped => "context_stopped",
@@ -173,7 +173,7 @@ fn cut(text: &mut String, most: usize) {
 }
 
 /// Returns the arguments of a call by name, with their sizes in bytes.
-pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
+pub(crate) fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() as u64,
         other => other.to_string().len() as u64,
@@ -188,7 +188,7 @@ pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
 
 /// Handle through which entries are recorded. It is cheap to clone.
 #[derive(Clone)]
-pub struct Journal {
+pub(crate) struct Journal {
     queue: SyncSender<WriterCommand>,
     counts: Arc<Counts>,
     contents: bool,
@@ -221,7 +221,7 @@ enum WriterCommand {
 
 impl Journal {
     /// Continues the chain where the last server left it, and starts the writing thread.
-    pub fn open(config: JournalConfig) -> Result<Self, JournalError> {
+    pub(crate) fn open(config: JournalConfig) -> Result<Self, JournalError> {
         // Contents make an entry large, and entries that wait for the disk have to fit into memory.
         let most = if config.contents { QUEUE_WITH_CONTENTS } else { usize::MAX };
         let (queue, messages) = sync_channel(config.queue.clamp(1, most));
@@ -234,12 +234,12 @@ impl Journal {
     }
 
     /// Returns whether callers should collect [`JournalEntry::contents`].
-    pub fn wants_contents(&self) -> bool {
+    pub(crate) fn wants_contents(&self) -> bool {
         self.contents
     }
 
     /// Records an entry. It never waits and never fails; an entry that does not fit into the queue is counted as lost.
-    pub fn record(&self, entry: JournalEntry) {
+    pub(crate) fn record(&self, entry: JournalEntry) {
         let entry = Box::new(entry.bounded(self.contents));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
             self.queue.try_send(WriterCommand::Entry(SystemTime::now(), entry))
@@ -249,12 +249,12 @@ impl Journal {
     }
 
     /// Returns the number of lost entries since the start, for the metrics.
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.counts.lost.load(Ordering::Relaxed)
     }
 
     /// Writes the waiting entries and syncs them to the disk. This blocks; entries recorded afterwards are lost.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let (done, wait) = sync_channel(1);
         if self.queue.send(WriterCommand::Close(done)).is_ok() {
             let _ = wait.recv();

@@ -13,7 +13,7 @@ use super::chain::{ChainKey, ChainLink, Head, head_path};
 use super::files::{GENESIS, hash, list, next_line};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VerifyReport {
+pub(crate) struct VerifyReport {
     pub files: Vec<FileReport>,
     /// Code of the last whole line, to be noted for the next verification.
     pub head: Option<String>,
@@ -26,13 +26,13 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.broken.is_empty() && self.files.iter().all(|file| file.broken.is_none())
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileReport {
+pub(crate) struct FileReport {
     pub name: String,
     pub lines: u64,
     pub first_seq: Option<u64>,
@@ -43,7 +43,7 @@ pub struct FileReport {
 
 /// Verifies all files of a directory with the key at `key`. `noted` is a head of an earlier time, which still has to be
 /// there.
-pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
+pub(crate) fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
     // The note is read first, because a running server continues to write meanwhile.
     let newest = Head::noted(&head_path(dir))?;
     let mut walk = Walk { key: ChainKey::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };

@@ -17,10 +17,10 @@ use serde_json::{Map, Value};
 use super::escape::escaped;
 
 /// Target of these lines. As of those of the transport, the human format prints only their messages.
-pub const MCP_LOG: &str = "sandpool::mcp";
+pub(crate) const MCP_LOG: &str = "sandpool::mcp";
 /// Target of the lines about the server's start. The human format prints them with their level, as the `agentrun`
 /// document does.
-pub const STARTUP_LOG: &str = "sandpool::startup";
+pub(crate) const STARTUP_LOG: &str = "sandpool::startup";
 
 /// Maximum number of characters of one client value in a line.
 const SHOWN: usize = 64;
@@ -30,7 +30,7 @@ const BODY_SHOWN: usize = 4000;
 /// Lines that `conversation` logs about a request on its way through the server, in the order of
 /// docs/dialects/conversation.md.
 #[derive(Debug, Clone, Copy)]
-pub enum McpLine<'a> {
+pub(crate) enum McpLine<'a> {
     Incoming {
         method: &'a str,
         id: &'a Value,
@@ -82,7 +82,7 @@ pub enum McpLine<'a> {
 
 /// Sizes of a `sandbox.run_code`, without its code or any value of its environment.
 #[derive(Debug, Clone, Copy)]
-pub struct RunCode<'a> {
+pub(crate) struct RunCode<'a> {
     pub conversation: &'a str,
     pub language: &'a str,
     /// Length of the code in bytes.
@@ -92,13 +92,13 @@ pub struct RunCode<'a> {
 }
 
 impl McpLine<'_> {
-    pub fn log(&self) {
+    pub(crate) fn log(&self) {
         tracing::info!(target: MCP_LOG, "{self}");
     }
 }
 
 /// Returns the lines before a run, after its arguments were read.
-pub fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str) -> [McpLine<'a>; 5] {
+pub(crate) fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str) -> [McpLine<'a>; 5] {
     [
         McpLine::RunCode(run),
         McpLine::UsingRunner(runner),
@@ -113,7 +113,7 @@ pub fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str)
 const NAMED_FILES: usize = 5;
 
 /// Returns the lines after a run; `files` are pairs of name and URL.
-pub fn run_code_ended<'a>(
+pub(crate) fn run_code_ended<'a>(
     success: bool,
     exit_code: i32,
     files: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
@@ -181,7 +181,7 @@ impl Display for McpLine<'_> {
 }
 
 /// Logs a step of the server's start in the words of its default dialect.
-pub fn log_startup(dialect: &Dialect, step: &StartupStep<'_>) {
+pub(crate) fn log_startup(dialect: &Dialect, step: &StartupStep<'_>) {
     for line in (dialect.startup)(step) {
         match step {
             StartupStep::Failed { .. } => tracing::error!(target: STARTUP_LOG, "{line}"),
@@ -212,7 +212,7 @@ fn http(event: HttpEvent<'_>) -> String {
 }
 
 /// Logs refused requests; `count` is their number since the last such line.
-pub fn log_refused(peer: SocketAddr, message: &str, count: u64) {
+pub(crate) fn log_refused(peer: SocketAddr, message: &str, count: u64) {
     match count {
         1 => tracing::info!(target: HTTP_LOG, "[HTTP] Refused {peer}: {message}"),
         _ => tracing::info!(target: HTTP_LOG, "[HTTP] Refused {count} requests, the last of {peer}: {message}"),
@@ -221,7 +221,7 @@ pub fn log_refused(peer: SocketAddr, message: &str, count: u64) {
 
 /// Line that `workbench` logs for each call: tool, duration, shortened and redacted key arguments, error code, sandbox.
 #[derive(Debug, Clone, Copy)]
-pub struct ToolLine<'a> {
+pub(crate) struct ToolLine<'a> {
     pub tool: &'a str,
     pub took: Duration,
     pub args: &'a Map<String, Value>,
@@ -231,7 +231,7 @@ pub struct ToolLine<'a> {
 }
 
 impl ToolLine<'_> {
-    pub fn log(&self) {
+    pub(crate) fn log(&self) {
         let took_ms = self.took.as_millis();
         tracing::info!(target: MCP_LOG, tool = self.tool, took_ms, error = self.error, sandbox = self.sandbox, "{self}");
     }
@@ -318,7 +318,7 @@ fn head(secret: &str, most: usize) -> String {
 
 /// Returns where an address leads, without anything that may be secret or content of a page: neither path nor query,
 /// and of `data:` only the scheme.
-pub fn site(url: &str) -> String {
+pub(crate) fn site(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, after)) => {
             let authority = &after[..after.find(['/', '?', '#', '\\']).unwrap_or(after.len())];
@@ -374,7 +374,7 @@ fn redacted(body: &Value) -> String {
 }
 
 /// Removes values of environments, members with names of secrets, text typed into a page, and links.
-pub fn without_secrets(value: Value) -> Value {
+pub(crate) fn without_secrets(value: Value) -> Value {
     match value {
         Value::Object(members) => {
             Value::Object(members.into_iter().map(|(name, value)| redacted_member(name, value)).collect())

@@ -16,18 +16,17 @@ use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
-pub use escape::escaped;
-pub use lines::{MCP_LOG, STARTUP_LOG};
-pub use sink::{detach, finish};
+pub(crate) use escape::escaped;
+pub(crate) use sink::{detach, finish};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     Human,
     Json,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
+pub(crate) enum LogError {
     #[error("`--log {filter}` is not a filter")]
     Filter { filter: String, source: tracing_subscriber::filter::ParseError },
     #[error("cannot start the log")]
@@ -36,7 +35,7 @@ pub enum LogError {
 
 /// Sends all log lines to stderr from now on, because stdout belongs to the protocol. `colour` applies only to the
 /// human format.
-pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
+pub(crate) fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
     let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);
     Ok(Registry::default().with(layer(format, colour, || sink::Stderr).with_filter(filter)).try_init()?)
@@ -86,11 +85,11 @@ pub(crate) mod testing {
     }
 
     /// Returns what `work` logs at all levels, in this format.
-    pub fn logged(format: LogFormat, work: impl FnOnce()) -> String {
+    pub(crate) fn logged(format: LogFormat, work: impl FnOnce()) -> String {
         filtered(format, LevelFilter::TRACE, work)
     }
 
-    pub fn filtered(
+    pub(crate) fn filtered(
         format: LogFormat,
         filter: impl Filter<Registry> + Send + Sync + 'static,
         work: impl FnOnce(),
@@ -106,6 +105,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
+    use super::lines::{MCP_LOG, STARTUP_LOG};
     use super::testing::{filtered, logged};
     use super::*;
 

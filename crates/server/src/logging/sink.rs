@@ -26,7 +26,7 @@ static QUEUE: OnceLock<Queue> = OnceLock::new();
 
 /// Starts a thread that writes from now on. Before that, each line is written by the thread that logs it, because a
 /// process has to do some things before it has any threads.
-pub fn detach() {
+pub(crate) fn detach() {
     let lost = |count| tracing::warn!("{count} lines of the log were lost: nobody reads stderr");
     if QUEUE.get().is_none()
         && let Ok(queue) = Queue::start(io::stderr(), lost)
@@ -36,14 +36,14 @@ pub fn detach() {
 }
 
 /// Returns when all lines logged so far are written, or when that has failed.
-pub fn finish() {
+pub(crate) fn finish() {
     if let Some(queue) = QUEUE.get() {
         queue.finish(LAST);
     }
 }
 
 /// Writer that takes one whole line at a time.
-pub struct Stderr;
+pub(crate) struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {

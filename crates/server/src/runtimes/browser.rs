@@ -53,7 +53,7 @@ const FETCHED_WHOLE: &[(&str, &str, &str)] = &[
 const FONTS: &[&str] = &["/usr/share/fonts", "/usr/local/share/fonts"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstalledBrowser {
+pub(crate) struct InstalledBrowser {
     pub version: String,
     pub program: PathBuf,
     /// Whether this is the headless shell rather than the whole browser.
@@ -61,7 +61,7 @@ pub struct InstalledBrowser {
 }
 
 /// Returns the browser to use, or `None` if the operator wants none.
-pub async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<InstalledBrowser>, SetupError> {
+pub(crate) async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<InstalledBrowser>, SetupError> {
     match choice {
         BrowserChoice::Off => Ok(None),
         BrowserChoice::Path(path) => look(path, env).await.map(Some),
@@ -135,7 +135,7 @@ fn directory(program: &Path) -> Option<&Path> {
 }
 
 impl InstalledBrowser {
-    pub fn command(&self) -> BrowserCommand {
+    pub(crate) fn command(&self) -> BrowserCommand {
         let major = self.version.split('.').next().unwrap_or_default();
         BrowserCommand {
             label: format!("chromium-{major}"),
@@ -147,7 +147,7 @@ impl InstalledBrowser {
 }
 
 /// Returns whether pages can show text. A browser without fonts shows boxes.
-pub fn has_fonts() -> bool {
+pub(crate) fn has_fonts() -> bool {
     fn any(dir: &Path, depth: usize) -> bool {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).any(|path| {

@@ -20,7 +20,7 @@ const DRIVERS: &str = "/opt/sandpool";
 const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
-    pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
+    pub(crate) fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
         let env = environment(&self.python.dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
@@ -64,7 +64,7 @@ fn python_binds(prepared: &Prepared) -> Vec<PathBuf> {
 }
 
 /// Removes the paths below `/usr`, which every sandbox sees anyway.
-pub fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+pub(crate) fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
     paths.into_iter().filter(|path| !path.starts_with("/usr")).collect()
 }
 

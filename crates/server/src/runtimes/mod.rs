@@ -3,19 +3,19 @@
 //! `python`, `node` and `browser` know where each runtime comes from, `store` keeps what was built (completely or not
 //! at all), and `kernel` says how a sandbox starts them. What a driver does is defined in the guest.
 
-pub mod browser;
+pub(crate) mod browser;
 mod kernel;
-pub mod node;
+pub(crate) mod node;
 mod process;
-pub mod python;
-pub mod store;
+pub(crate) mod python;
+pub(crate) mod store;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-pub use node::Node;
+pub(crate) use node::Node;
 use store::Lock;
-pub use store::Runtime;
+pub(crate) use store::Runtime;
 use tokio::sync::watch;
 
 use crate::config::{Environment, NodeChoice, RuntimeConfig};
@@ -24,13 +24,13 @@ const STEPS: usize = 5;
 
 /// The runtimes of this machine, ready for use. JavaScript may be missing, with the reason; Python may not.
 #[derive(Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     pub python: Runtime,
     pub node: Result<Node, SetupError>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum SetupError {
+pub(crate) enum SetupError {
     #[error("no usable Python 3.11 to 3.14 found; install one with its venv module (on Debian: apt-get install python3 python3-venv), or name one with `--python PATH`{}", list(.0))]
     NoPython(Vec<String>),
     #[error("no usable Node: {0}; install Node 22 or newer, or npm (on Debian: apt-get install npm)")]
@@ -63,12 +63,12 @@ impl SetupError {
 
 /// Progress of the preparation, shown on stderr and to clients that ask meanwhile. The texts contain no path, because
 /// clients must not see one.
-pub struct Progress {
+pub(crate) struct Progress {
     now: watch::Sender<String>,
 }
 
 impl Progress {
-    pub fn new() -> (Self, watch::Receiver<String>) {
+    pub(crate) fn new() -> (Self, watch::Receiver<String>) {
         let (now, watcher) = watch::channel(String::from("starting"));
         (Self { now }, watcher)
     }
@@ -86,7 +86,7 @@ impl Progress {
 }
 
 /// Uses the runtimes that exist and prepares those that are missing. `force` prepares them again in any case.
-pub async fn prepare(
+pub(crate) async fn prepare(
     config: &RuntimeConfig,
     env: &Environment,
     progress: &Progress,
@@ -126,7 +126,7 @@ async fn prepare_node(
 }
 
 /// Returns the existing runtimes, verified. It downloads and changes nothing, and the start of a server waits for it.
-pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Prepared>, SetupError> {
+pub(crate) async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Prepared>, SetupError> {
     let python = async {
         let Some(runtime) = python::find(config).await else { return Ok(None) };
         python::verify(&runtime).await.map(|()| Some(runtime))

@@ -23,7 +23,7 @@ const PACKAGE_LOCK: &str = include_str!("../../runtimes/node/package-lock.json")
 const OLDEST: u32 = 22;
 
 #[derive(Debug, Clone)]
-pub enum Node {
+pub(crate) enum Node {
     /// A Node that was found on the machine.
     Host {
         version: String,
@@ -33,14 +33,14 @@ pub enum Node {
 }
 
 impl Node {
-    pub fn version(&self) -> &str {
+    pub(crate) fn version(&self) -> &str {
         match self {
             Self::Host { version, .. } => version,
             Self::Pinned(runtime) => &runtime.marker.version,
         }
     }
 
-    pub fn binary(&self) -> PathBuf {
+    pub(crate) fn binary(&self) -> PathBuf {
         match self {
             Self::Host { binary, .. } => binary.clone(),
             Self::Pinned(runtime) => runtime.dir.join("bin/node"),
@@ -48,14 +48,14 @@ impl Node {
     }
 
     /// Returns the path that a sandbox has to see.
-    pub fn place(&self) -> PathBuf {
+    pub(crate) fn place(&self) -> PathBuf {
         match self {
             Self::Host { binary, .. } => binary.clone(),
             Self::Pinned(runtime) => runtime.dir.clone(),
         }
     }
 
-    pub fn verify(&self) -> Result<(), SetupError> {
+    pub(crate) fn verify(&self) -> Result<(), SetupError> {
         match self {
             Self::Host { .. } => Ok(()),
             Self::Pinned(runtime) => runtime.verify(),
@@ -70,7 +70,7 @@ struct NodeProbe {
 }
 
 /// Returns a Node that can be used without a download.
-pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Node>, SetupError> {
+pub(crate) async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Node>, SetupError> {
     match &config.node {
         NodeChoice::Path(path) => host(path).await.map(Some),
         NodeChoice::Pinned => Ok(pinned(config)),
@@ -110,7 +110,7 @@ async fn host(path: &Path) -> Result<Node, SetupError> {
     Ok(Node::Host { version: answer.version, binary })
 }
 
-pub async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Result<Node, SetupError> {
+pub(crate) async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Result<Node, SetupError> {
     let version = pinned_version();
     let (package, arch) = platform()?;
     let npm = env.path().into_iter().map(|dir| dir.join("npm")).find(|path| path.is_file());

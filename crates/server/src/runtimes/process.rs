@@ -17,7 +17,7 @@ use super::SetupError;
 /// Number of lines of a failed tool's output that the error contains.
 const TAIL: usize = 12;
 
-pub struct Tool {
+pub(crate) struct Tool {
     name: String,
     command: Command,
 }
@@ -25,41 +25,41 @@ pub struct Tool {
 impl Tool {
     /// Creates a tool. `name` is its name in messages.
     #[allow(clippy::disallowed_methods, reason = "the one place of the server that starts processes")]
-    pub fn new(name: &str, program: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn new(name: &str, program: impl AsRef<OsStr>) -> Self {
         let mut command = Command::new(program);
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         Self { name: name.into(), command }
     }
 
-    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+    pub(crate) fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.command.args(args);
         self
     }
 
-    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
     }
 
-    pub fn envs<'a>(mut self, pairs: impl IntoIterator<Item = (&'static str, &'a OsStr)>) -> Self {
+    pub(crate) fn envs<'a>(mut self, pairs: impl IntoIterator<Item = (&'static str, &'a OsStr)>) -> Self {
         self.command.envs(pairs);
         self
     }
 
     /// Sets the directories in which a tool finds its helpers.
-    pub fn path(self, dirs: &[std::path::PathBuf]) -> Self {
+    pub(crate) fn path(self, dirs: &[std::path::PathBuf]) -> Self {
         let joined = std::env::join_paths(dirs).unwrap_or_else(|_| OsString::from("/usr/local/bin:/usr/bin:/bin"));
         self.env("PATH", joined)
     }
 
-    pub fn dir(mut self, dir: &Path) -> Self {
+    pub(crate) fn dir(mut self, dir: &Path) -> Self {
         self.command.current_dir(dir);
         self
     }
 
     /// Runs the tool to its end, passes each line to `on_line` as it arrives, and returns all of stdout.
-    pub async fn run(mut self, mut on_line: impl FnMut(&str)) -> Result<String, SetupError> {
+    pub(crate) async fn run(mut self, mut on_line: impl FnMut(&str)) -> Result<String, SetupError> {
         let failed = |why: String| SetupError::Tool { name: self.name.clone(), why };
         let mut child = self.command.spawn().map_err(|error| failed(error.to_string()))?;
         let _group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
@@ -94,7 +94,7 @@ impl Tool {
     }
 
     /// Runs the tool for a short query: without a line callback and with a timeout.
-    pub async fn ask(self, within: Duration) -> Result<String, SetupError> {
+    pub(crate) async fn ask(self, within: Duration) -> Result<String, SetupError> {
         let name = self.name.clone();
         tokio::time::timeout(within, self.run(|_| ()))
             .await

@@ -67,7 +67,7 @@ del link, os
 const PIP: &str = "pip==25.3 --hash=sha256:9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd\n";
 
 /// Returns a prepared environment that fits the configuration, if there is one. It is not verified yet.
-pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
+pub(crate) async fn find(config: &RuntimeConfig) -> Option<Runtime> {
     let wanted = match &config.python {
         Some(path) => Some(ask(path).await.ok()?.base),
         None => None,
@@ -82,7 +82,7 @@ pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
 }
 
 /// Checks that the environment still stands on the interpreter for which it was made, and that its files are unchanged.
-pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
+pub(crate) async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
     let files = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
         move || runtime.verify()
@@ -98,11 +98,11 @@ pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
 }
 
 /// Returns the version of the interpreter on which a set-up would build.
-pub async fn available(config: &RuntimeConfig, env: &Environment) -> Result<String, SetupError> {
+pub(crate) async fn available(config: &RuntimeConfig, env: &Environment) -> Result<String, SetupError> {
     choose(config, env).await.map(|found| found.full())
 }
 
-pub async fn build(
+pub(crate) async fn build(
     lock: &Lock,
     config: &RuntimeConfig,
     env: &Environment,
@@ -265,7 +265,7 @@ async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter
 
 /// Returns whether this prefix would expose the home directory. Each sandbox sees the prefix of the interpreter, so it
 /// must be a separate directory.
-pub fn exposes_home(prefix: &Path, env: &Environment) -> bool {
+pub(crate) fn exposes_home(prefix: &Path, env: &Environment) -> bool {
     let special = prefix == Path::new("/usr");
     !special && (prefix.parent().is_none() || env.home().is_some_and(|home| home.starts_with(prefix)))
 }
@@ -290,7 +290,7 @@ fn candidates(env: &Environment) -> Vec<PathBuf> {
 
 /// Returns whether a file is a binary. A shim of pyenv, asdf or the like is a script: it is slow, and it depends on the
 /// environment and the directory in which it is started.
-pub fn is_binary(path: &Path) -> bool {
+pub(crate) fn is_binary(path: &Path) -> bool {
     let mut magic = [0; 4];
     fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF"
 }

@@ -25,7 +25,7 @@ const MARKER: &str = "complete.json";
 const LOCK: &str = "lock";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Marker {
+pub(crate) struct Marker {
     /// Hash of the list from which the runtime was made; another list is another runtime.
     pub recipe: String,
     /// Version of the interpreter.
@@ -47,13 +47,13 @@ pub struct Marker {
 }
 
 #[derive(Debug, Clone)]
-pub struct Runtime {
+pub(crate) struct Runtime {
     pub dir: PathBuf,
     pub marker: Marker,
 }
 
 /// Returns the hash that identifies the ingredients of a runtime.
-pub fn recipe(parts: &[&str]) -> String {
+pub(crate) fn recipe(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in [LAYOUT, std::env::consts::ARCH].iter().chain(parts) {
         hash.update((part.len() as u64).to_le_bytes());
@@ -63,7 +63,7 @@ pub fn recipe(parts: &[&str]) -> String {
 }
 
 /// Returns the complete runtimes whose names begin with `prefix`, newest first. They are not verified yet.
-pub fn complete(store: &Path, prefix: &str) -> Vec<Runtime> {
+pub(crate) fn complete(store: &Path, prefix: &str) -> Vec<Runtime> {
     let entries = fs::read_dir(store).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
     let mut found: Vec<Runtime> = named.filter_map(|entry| read(&entry.path())).collect();
@@ -78,7 +78,7 @@ fn read(dir: &Path) -> Option<Runtime> {
 
 impl Runtime {
     /// Checks that nothing in the runtime was changed, added or removed since it was made.
-    pub fn verify(&self) -> Result<(), SetupError> {
+    pub(crate) fn verify(&self) -> Result<(), SetupError> {
         let times = Times::of(&self.marker.digest);
         let (found, newest) = digest(&self.dir, times).map_err(SetupError::io(&self.dir))?;
         let newer = times == Times::Seconds && newest > self.marker.newest;
@@ -118,13 +118,13 @@ fn write_marker(dir: &Path, marker: &Marker) -> std::io::Result<()> {
 
 /// Lock that is held while runtimes are made. `pip` and `npm` inherit the descriptor, so that one that outlived a
 /// killed set-up keeps the next set-up from building into the directory to which it still writes.
-pub struct Lock {
+pub(crate) struct Lock {
     store: PathBuf,
     _file: File,
 }
 
 impl Lock {
-    pub async fn take(store: &Path, progress: &Progress) -> Result<Self, SetupError> {
+    pub(crate) async fn take(store: &Path, progress: &Progress) -> Result<Self, SetupError> {
         fs::create_dir_all(store).map_err(SetupError::io(store))?;
         let path = store.join(LOCK);
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(SetupError::io(&path))?;
@@ -141,7 +141,7 @@ impl Lock {
     }
 
     /// Removes what interrupted set-ups left.
-    pub fn remove_rubbish(&self) -> Result<(), SetupError> {
+    pub(crate) fn remove_rubbish(&self) -> Result<(), SetupError> {
         let entries = fs::read_dir(&self.store).map_err(SetupError::io(&self.store))?;
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             if read(&entry.path()).is_none() {
@@ -152,7 +152,7 @@ impl Lock {
     }
 
     /// Creates an empty directory to build in. An existing directory of that name is removed, marker first.
-    pub fn start(&self, name: &str) -> Result<PathBuf, SetupError> {
+    pub(crate) fn start(&self, name: &str) -> Result<PathBuf, SetupError> {
         let dir = self.store.join(name);
         let _ = fs::remove_file(dir.join(MARKER));
         if dir.exists() {
@@ -164,7 +164,7 @@ impl Lock {
     }
 
     /// Seals the directory and only then writes the marker that declares it complete.
-    pub fn finish(&self, dir: PathBuf, mut marker: Marker) -> Result<Runtime, SetupError> {
+    pub(crate) fn finish(&self, dir: PathBuf, mut marker: Marker) -> Result<Runtime, SetupError> {
         let work = || -> std::io::Result<Marker> {
             seal(&dir)?;
             marker.completed =

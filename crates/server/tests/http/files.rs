@@ -7,32 +7,18 @@ use std::time::Duration;
 
 use dialects::links::{Expiring, Links, Signer};
 use dialects::{Options, agentrun};
-use engine::op::{Call, ContextSelector, EngineError, FileOwner, Language, NewContext, Op, Outcome, Target, Tenant};
-use engine::{Engine, EngineConfig, KernelCommand, LinkedFile, Runtimes};
+use engine::op::{Call, ContextSelector, FileOwner, Language, NewContext, Op, Outcome, Target, Tenant};
+use engine::{Engine, EngineConfig, KernelCommand, Runtimes};
 use futures_util::FutureExt;
 use mcp::http::{App, Endpoint, HttpOptions, serve};
 use serde_json::{Value, json};
-use server::files::{self, Settings, Store};
+use server::files::{self, Settings};
 use server::handler::{Handlers, Surface};
 use testkit::fake::FakeBackend;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Answer, BOTH, Client, TestGate, borrowed, modern, request};
-
-struct Files(Engine);
-
-impl Store for Files {
-    type File = LinkedFile;
-
-    fn owner(&self, key: &str) -> Option<String> {
-        self.0.owner_of_link(key)
-    }
-
-    async fn open(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
-        self.0.open_file(key, path).await
-    }
-}
 
 struct Service {
     engine: Engine,
@@ -64,7 +50,8 @@ impl Service {
             move |caller, memory| handlers.of(caller, memory),
             |_| std::future::ready(Value::Null).boxed(),
         );
-        let settings = Settings { signer: service.signer.clone(), ..Settings::default() };
+        let mut settings = Settings::default();
+        settings.signer.clone_from(&service.signer);
         let app = App {
             counters: Default::default(),
             log: |_| {},
@@ -72,7 +59,7 @@ impl Service {
             gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("agentrun".to_owned(), endpoint)]),
             default: "agentrun".into(),
-            routes: files::router(Files(service.engine.clone()), settings),
+            routes: files::router(service.engine.clone(), settings),
         };
         tokio::spawn(serve(listener, app, service.shutdown.clone(), CancellationToken::new()));
         service

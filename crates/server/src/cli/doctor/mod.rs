@@ -19,7 +19,7 @@ use crate::config::{Config, DialectLimits};
 ///
 /// The exit code is 0 when sandboxes can be made here.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Print it as JSON
     #[arg(long)]
     json: bool,
@@ -55,7 +55,7 @@ struct Limit {
 const NAMED: &[&str] =
     &["ipython", "numpy", "pandas", "matplotlib", "scipy", "pillow", "requests", "openpyxl", "sympy"];
 
-pub fn main(args: Args, context: CommandEnv) -> CommandResult {
+pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
     let examination = launcher.survey(None, wiring::cgroups(&context.config))?;
     let (isolation, mut refusal) = match examination.outcome {

@@ -10,7 +10,7 @@ use super::fact;
 use crate::cli::{CommandEnv, Failed, network};
 use crate::config::Network;
 
-pub fn facts(context: &CommandEnv) -> Vec<Fact> {
+pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
     let config = &context.config.network;
     if config.dialects.is_empty() {
         let why = "sandboxes reach nothing but themselves";

@@ -12,7 +12,7 @@ use crate::cli::{CommandEnv, Failed};
 use crate::config::{BrowserChoice, Config, NodeChoice};
 use crate::runtimes::{self, Node, SetupError, browser, node, python};
 
-pub struct Found {
+pub(crate) struct Found {
     pub facts: Vec<Fact>,
     /// Packages of Python with their versions.
     pub packages: BTreeMap<String, String>,
@@ -20,7 +20,7 @@ pub struct Found {
     pub usable: bool,
 }
 
-pub async fn find(context: &CommandEnv, trial: Result<Trial, Failed>) -> Found {
+pub(crate) async fn find(context: &CommandEnv, trial: Result<Trial, Failed>) -> Found {
     let (python, packages, usable) = python(context).await;
     let mut facts = vec![python, node(context).await];
     facts.extend(warm(context, trial).await);
@@ -68,13 +68,13 @@ async fn node(context: &CommandEnv) -> Fact {
 }
 
 /// A separate back end for this command, in a directory that is removed with it.
-pub struct Trial {
+pub(crate) struct Trial {
     native: Native,
     dir: PathBuf,
 }
 
 impl Trial {
-    pub fn launch(config: &Config) -> Result<Self, Failed> {
+    pub(crate) fn launch(config: &Config) -> Result<Self, Failed> {
         let dir = std::env::temp_dir().join(format!("sandpool-doctor-{}", uuid::Uuid::new_v4().simple()));
         let native = Native::launch_trial(&Config { state_dir: dir.clone(), ..config.clone() })?;
         Ok(Self { native, dir })
