@@ -131,6 +131,15 @@ fn no_type_name_is_defined_in_more_than_three_places() {
     assert_eq!(places, BTreeMap::new(), "rename some of them; docs/glossary.md has the words");
 }
 
+/// An audit of a crate reads its public items. `scripts/measure` has the rule and its exceptions.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test runs a script of this repository")]
+fn what_is_public_is_used_by_another_crate() {
+    let output = Command::new(workspace().join("scripts/measure")).arg("--public").output().unwrap();
+    let (listed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "make these private or `pub(crate)`:\n{listed}{errors}");
+}
+
 /// `docs/walk.md` names functions as `crate::module::Type::function`.
 #[test]
 fn what_the_walk_names_exists() {
