@@ -1,4 +1,4 @@
-//! The outer layer of Sandpool: command line, configuration, runtimes, tokens, file links, journal and metrics.
+//! The outer layer of Sandpool: command line, configuration, tokens, file links, journal and metrics.
 //!
 //! This is the only crate that knows the environment and how everything is wired together.
 #![warn(unreachable_pub)]
@@ -13,6 +13,3 @@ pub mod logging;
 mod metrics;
 mod observe;
 mod persistent_secret;
-mod runtimes;
-#[cfg(test)]
-mod scratch;

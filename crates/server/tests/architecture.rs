@@ -16,6 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-text", &[]),
     ("sandpool-engine", &["sandpool-egress", "sandpool-proto", "sandpool-sandbox", "sandpool-text"]),
     ("sandpool-dialects", &["sandpool-engine", "sandpool-text"]),
+    ("sandpool-runtimes", &["sandpool-engine", "sandpool-text"]),
     ("sandpool-mcp", &["sandpool-engine", "sandpool-text"]),
     (
         "sandpool",
@@ -24,6 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "sandpool-egress",
             "sandpool-engine",
             "sandpool-mcp",
+            "sandpool-runtimes",
             "sandpool-sandbox",
             "sandpool-text",
         ],

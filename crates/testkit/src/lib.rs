@@ -7,3 +7,4 @@ pub mod http;
 pub mod inprocess;
 pub mod pages;
 pub mod probe;
+pub mod scratch;

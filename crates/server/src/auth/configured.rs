@@ -65,7 +65,7 @@ fn jwt(auth: &config::Auth) -> Result<Option<JwtConfig>, AuthError> {
 mod tests {
     use super::*;
     use crate::config::{Environment, Sources};
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     fn configured(toml: &str, env: &[(&str, &str)]) -> Result<AuthConfig, String> {
         let dir = Scratch::new();

@@ -112,7 +112,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     /// An RSA key whose private half no longer exists, and a token signed with it: `sub` is `rsa-user`, valid until the
     /// year 2100.

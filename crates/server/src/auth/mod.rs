@@ -261,7 +261,7 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
     use text::hex;
 
     const TOKEN: &str = "correct-horse-battery-staple";

@@ -20,6 +20,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use runtimes::HostEnvironment;
 use tokio::runtime::Builder;
 
 use self::flags::Flags;
@@ -55,7 +56,7 @@ enum Command {
 #[derive(Clone)]
 struct CommandEnv {
     config: Config,
-    environment: Environment,
+    environment: HostEnvironment,
 }
 
 /// Failure of a command, shown as one line on stderr.
@@ -105,7 +106,7 @@ fn dispatch(cli: Cli) -> CommandResult {
     for (name, nearest) in Environment::misspelt() {
         tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
     }
-    let context = CommandEnv { config, environment: sources.environment };
+    let context = CommandEnv { config, environment: sources.environment.for_runtimes() };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
         Command::Serve(args) => serve::main(args, context),

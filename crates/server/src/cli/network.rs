@@ -4,10 +4,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use egress::{Egress, EgressConfig, Secret, Value};
+use runtimes::BrowserChoice;
 use sandbox::BrowserRoom;
 
 use super::Failed;
-use crate::config::{BrowserChoice, Config, DialectLimits, SecretConfig, SecretSource, environment};
+use crate::config::{Config, DialectLimits, SecretConfig, SecretSource, environment};
 
 /// Returns the egress, or `None` if no sandbox has a network.
 pub(crate) fn egress(config: &Config) -> Result<Option<Egress>, Failed> {

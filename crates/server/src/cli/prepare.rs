@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use engine::op::{Call, EventSink, Op, Outcome, RuntimeInfo, Tenant};
 use engine::{Engine, Hold, StartupStep};
+use runtimes::{Progress, browser};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{CommandEnv, Failed, wiring};
 use crate::logging::lines;
 use crate::observe::Observer;
-use crate::runtimes::{self, Progress, browser};
 
 /// Makes the engine ready, or stops the server, because a server that can run nothing is useless to clients.
 pub(crate) async fn prepare(

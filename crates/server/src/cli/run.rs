@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use engine::op::{ContextSelector, Ended, Language, MimeBundle, NewContext, Ran, RunCode, RunOutcome, Stream, Target};
 use engine::{Call, Engine, Event, EventSink, Hold, Op, Outcome, Tenant};
+use runtimes::{Progress, RuntimeConfig};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -17,8 +18,6 @@ use super::file_secret::file_secret;
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on, output};
-use crate::config::RuntimeConfig;
-use crate::runtimes::{self, Progress};
 
 /// Run code in a sandbox
 ///

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use runtimes::browser::{self, InstalledBrowser};
+use runtimes::{Prepared, Progress, SetupError};
+
 use super::signals::Signals;
 use super::{CommandEnv, CommandResult, Failed, block_on, output};
-use crate::runtimes::browser::{self, InstalledBrowser};
-use crate::runtimes::{self, Prepared, Progress, SetupError};
 
 /// Prepare Python and Node for sandboxes
 ///
@@ -54,8 +55,8 @@ fn summary(prepared: &Prepared) {
     let python = &prepared.python;
     output::line(&format!(
         "Python {} with {} packages: {}",
-        python.marker.version,
-        python.marker.packages.len(),
+        python.version(),
+        python.packages().len(),
         python.dir.display()
     ));
     if let Ok(node) = &prepared.node {

@@ -281,7 +281,7 @@ pub(crate) fn links(config: &Config, base: String, file_secret: &[u8; 32]) -> (L
 mod tests {
     use super::*;
     use crate::config::{Environment, Sources};
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     fn config(text: &str) -> Config {
         let dir = Scratch::new();

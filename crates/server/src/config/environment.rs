@@ -6,6 +6,8 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use runtimes::HostEnvironment;
+
 use super::nearest;
 use super::settings::{Fallback, SETTINGS};
 
@@ -105,19 +107,21 @@ impl Environment {
         set.or_else(|| Some(self.home()?.join(below_home)))
     }
 
-    pub(crate) fn home(&self) -> Option<&Path> {
+    fn home(&self) -> Option<&Path> {
         self.get("HOME").map(Path::new).filter(|path| path.is_absolute())
     }
 
     /// Returns the absolute directories of `PATH`. A relative one would make the choice of a program depend on the
     /// working directory.
-    pub(crate) fn path(&self) -> Vec<PathBuf> {
+    fn path(&self) -> Vec<PathBuf> {
         let path = self.get("PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect()
     }
 
-    pub(crate) fn handed_on(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
-        HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?)))
+    /// Returns what a set-up of the runtimes needs.
+    pub(crate) fn for_runtimes(&self) -> HostEnvironment {
+        let handed_on = HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?.to_owned()))).collect();
+        HostEnvironment { home: self.home().map(Path::to_owned), path: self.path(), handed_on }
     }
 }
 

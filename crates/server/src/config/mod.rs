@@ -16,6 +16,7 @@ use engine::op::{SharedVolume, Size};
 pub(crate) use environment::Environment;
 pub(crate) use network::{Network, Policies, SecretConfig, SecretSource};
 pub(crate) use resolve::{ConfigError, Effective, Sources};
+use runtimes::{BrowserChoice, NodeChoice, RuntimeConfig};
 use sandbox::Level;
 
 #[derive(Debug, Clone)]
@@ -142,35 +143,6 @@ pub(crate) struct MicrosandboxConfig {
     pub start_timeout: Duration,
     pub volumes: Vec<SharedVolume>,
     pub show_host_paths: bool,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RuntimeConfig {
-    pub dir: PathBuf,
-    pub python: Option<PathBuf>,
-    pub packages: Vec<String>,
-    pub node: NodeChoice,
-    pub threads: u32,
-    /// Whether interpreters are forked from a zygote.
-    pub warm: bool,
-    /// Modules that the zygote imports.
-    pub preload: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NodeChoice {
-    /// The Node of this machine if it is new enough, otherwise the pinned one.
-    Auto,
-    Pinned,
-    Path(PathBuf),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum BrowserChoice {
-    /// Chromium, if this machine has it.
-    Auto,
-    Off,
-    Path(PathBuf),
 }
 
 /// Settings of `[dialect.<id>]`.

@@ -254,7 +254,7 @@ fn secret(table: SecretTable) -> Result<SecretConfig, String> {
 mod tests {
     use super::*;
     use crate::config::{Config, Environment, Sources};
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     fn load(file: &str, flags: &[(&'static str, &str)]) -> Result<Network, String> {
         let dir = Scratch::new();

@@ -361,7 +361,7 @@ fn after(written: std::io::Result<()>, writer: &mut Writer, counts: &Counts, ent
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     fn call(tool: &str) -> JournalEntry {
         JournalEntry {

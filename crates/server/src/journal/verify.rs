@@ -217,7 +217,7 @@ mod tests {
     use super::super::writer::Writer;
     use super::super::{JournalConfig, JournalEntry};
     use super::*;
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     const FILES: [&str; 3] = ["2126-11-16.jsonl", "2126-11-17.jsonl", "2126-11-18.jsonl"];
 

@@ -333,7 +333,7 @@ fn end_of(path: &Path) -> io::Result<End> {
 mod tests {
     use super::super::VerifyReport;
     use super::*;
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     /// A journal's directory inside a scratch directory, which also contains the key.
     struct Dir(PathBuf, #[allow(dead_code, reason = "removes it")] Scratch);

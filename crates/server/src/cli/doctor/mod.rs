@@ -7,7 +7,7 @@ mod runtimes;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use runtimes::{Found, Trial};
+use self::runtimes::{Found, Trial};
 use sandbox::native::{DiskRoom, Fact, FactState, Mode, spawn_launcher};
 use sandbox::{Isolation, Level};
 use serde::Serialize;

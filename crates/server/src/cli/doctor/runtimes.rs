@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use runtimes::node::{self, Node};
+use runtimes::{BrowserChoice, NodeChoice, SetupError, browser, python};
 use sandbox::ZygoteSpec;
 use sandbox::native::{Fact, FactState};
 
 use super::fact;
 use crate::cli::wiring::Native;
 use crate::cli::{CommandEnv, Failed};
-use crate::config::{BrowserChoice, Config, NodeChoice};
-use crate::runtimes::{self, Node, SetupError, browser, node, python};
+use crate::config::Config;
 
 pub(crate) struct Found {
     pub facts: Vec<Fact>,
@@ -34,8 +35,8 @@ async fn python(context: &CommandEnv) -> (Fact, BTreeMap<String, String>, bool) 
     match python::find(config).await {
         Some(runtime) => match python::verify(&runtime).await {
             Ok(()) => {
-                let why = format!("{} in {}", runtime.marker.version, runtime.dir.display());
-                (fact("Python", FactState::On, why, ""), runtime.marker.packages, true)
+                let why = format!("{} in {}", runtime.version(), runtime.dir.display());
+                (fact("Python", FactState::On, why, ""), runtime.packages().clone(), true)
             }
             Err(error) => (off(error.to_string(), "run `sandpool setup --force`"), BTreeMap::new(), false),
         },

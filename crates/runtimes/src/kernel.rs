@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 
 use engine::config::{KernelCommand, Runtimes, WORKSPACE};
 
-use super::Prepared;
 use super::browser::InstalledBrowser;
-use crate::config::RuntimeConfig;
+use super::{Prepared, RuntimeConfig};
 
-const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
-const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.cjs");
+const PYTHON_DRIVER: &str = include_str!("../../guest/kernels/driver.py");
+const NODE_DRIVER: &str = include_str!("../../guest/kernels/driver.cjs");
 const SITE_HOOK: &str = include_str!("sitecustomize.py");
 /// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
@@ -20,7 +19,7 @@ const DRIVERS: &str = "/opt/sandpool";
 const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
-    pub(crate) fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
+    pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
         let env = environment(&self.python.dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");

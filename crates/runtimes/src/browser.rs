@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use engine::config::BrowserCommand;
 
-use super::SetupError;
 use super::kernel::outside_usr;
 use super::process::Tool;
 use super::python::{exposes_home, is_binary};
-use crate::config::{BrowserChoice, Environment};
+use super::{BrowserChoice, HostEnvironment, SetupError};
 
 /// Paths where packages install the headless shell, Debian's first.
 const SHELLS: &[&str] = &[
@@ -53,7 +52,7 @@ const FETCHED_WHOLE: &[(&str, &str, &str)] = &[
 const FONTS: &[&str] = &["/usr/share/fonts", "/usr/local/share/fonts"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct InstalledBrowser {
+pub struct InstalledBrowser {
     pub version: String,
     pub program: PathBuf,
     /// Whether this is the headless shell rather than the whole browser.
@@ -61,7 +60,7 @@ pub(crate) struct InstalledBrowser {
 }
 
 /// Returns the browser to use, or `None` if the operator wants none.
-pub(crate) async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<InstalledBrowser>, SetupError> {
+pub async fn find(choice: &BrowserChoice, env: &HostEnvironment) -> Result<Option<InstalledBrowser>, SetupError> {
     match choice {
         BrowserChoice::Off => Ok(None),
         BrowserChoice::Path(path) => look(path, env).await.map(Some),
@@ -69,7 +68,7 @@ pub(crate) async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Op
     }
 }
 
-async fn installed(candidates: Vec<PathBuf>, env: &Environment) -> Result<InstalledBrowser, SetupError> {
+async fn installed(candidates: Vec<PathBuf>, env: &HostEnvironment) -> Result<InstalledBrowser, SetupError> {
     let mut refused = Vec::new();
     for path in candidates {
         match look(&path, env).await {
@@ -80,7 +79,7 @@ async fn installed(candidates: Vec<PathBuf>, env: &Environment) -> Result<Instal
     Err(SetupError::NoBrowser(refused))
 }
 
-fn candidates(env: &Environment) -> Vec<PathBuf> {
+fn candidates(env: &HostEnvironment) -> Vec<PathBuf> {
     let shells = places(SHELLS, SHELL_NAMES, FETCHED_SHELLS, env);
     let mut found = [shells, places(WHOLE, WHOLE_NAMES, FETCHED_WHOLE, env)].concat();
     let mut seen = std::collections::BTreeSet::new();
@@ -88,11 +87,11 @@ fn candidates(env: &Environment) -> Vec<PathBuf> {
     found
 }
 
-fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env: &Environment) -> Vec<PathBuf> {
+fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env: &HostEnvironment) -> Vec<PathBuf> {
     let packaged = packaged.iter().map(PathBuf::from);
-    let on_path = env.path().into_iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    let on_path = env.path.iter().cloned().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
     let fetched = fetched.iter().flat_map(|(dir, begin, binary)| {
-        let Some(dir) = env.home().map(|home| home.join(dir)) else { return Vec::new() };
+        let Some(dir) = env.home.as_deref().map(|home| home.join(dir)) else { return Vec::new() };
         let mut versions: Vec<PathBuf> = fs::read_dir(dir)
             .into_iter()
             .flatten()
@@ -109,7 +108,7 @@ fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env
 
 /// Checks that a browser can be used: the program has to report its version, and its directory must be safe to show to
 /// sandboxes.
-async fn look(path: &Path, env: &Environment) -> Result<InstalledBrowser, SetupError> {
+async fn look(path: &Path, env: &HostEnvironment) -> Result<InstalledBrowser, SetupError> {
     let refused = |why: &str| SetupError::tool(&format!("`{}`", path.display()), why);
     let program = path.canonicalize().map_err(SetupError::io(path))?;
     if !is_binary(&program) {
@@ -147,7 +146,7 @@ impl InstalledBrowser {
 }
 
 /// Returns whether pages can show text. A browser without fonts shows boxes.
-pub(crate) fn has_fonts() -> bool {
+pub fn has_fonts() -> bool {
     fn any(dir: &Path, depth: usize) -> bool {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).any(|path| {
@@ -161,7 +160,7 @@ pub(crate) fn has_fonts() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
+    use testkit::scratch::Scratch;
 
     /// Creates a program that answers `--version` with a version: a copy of GNU's `echo`, which is started by its real
     /// name.
@@ -171,8 +170,8 @@ mod tests {
         at.to_owned()
     }
 
-    fn home(scratch: &Scratch) -> Environment {
-        Environment::of(&[("HOME", scratch.0.to_str().unwrap()), ("PATH", "/nowhere")])
+    fn home(scratch: &Scratch) -> HostEnvironment {
+        HostEnvironment { home: Some(scratch.0.clone()), ..HostEnvironment::default() }
     }
 
     #[test]

@@ -11,15 +11,14 @@ use serde::Deserialize;
 
 use super::process::Tool;
 use super::store::{self, Lock, Marker, Runtime};
-use super::{Progress, SetupError};
-use crate::config::{Environment, RuntimeConfig};
+use super::{HostEnvironment, Progress, RuntimeConfig, SetupError};
 
 /// Supported versions with their package lists, in order of preference.
 const LISTS: &[(&str, &str)] = &[
-    ("3.13", include_str!("../../runtimes/python-3.13.txt")),
-    ("3.12", include_str!("../../runtimes/python-3.12.txt")),
-    ("3.11", include_str!("../../runtimes/python-3.11.txt")),
-    ("3.14", include_str!("../../runtimes/python-3.14.txt")),
+    ("3.13", include_str!("../pinned/python-3.13.txt")),
+    ("3.12", include_str!("../pinned/python-3.12.txt")),
+    ("3.11", include_str!("../pinned/python-3.11.txt")),
+    ("3.14", include_str!("../pinned/python-3.14.txt")),
 ];
 
 /// Properties that an interpreter reports about itself. `base` and `prefix` are those behind a virtual environment.
@@ -67,7 +66,7 @@ del link, os
 const PIP: &str = "pip==25.3 --hash=sha256:9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd\n";
 
 /// Returns a prepared environment that fits the configuration, if there is one. It is not verified yet.
-pub(crate) async fn find(config: &RuntimeConfig) -> Option<Runtime> {
+pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
     let wanted = match &config.python {
         Some(path) => Some(ask(path).await.ok()?.base),
         None => None,
@@ -82,7 +81,7 @@ pub(crate) async fn find(config: &RuntimeConfig) -> Option<Runtime> {
 }
 
 /// Checks that the environment still stands on the interpreter for which it was made, and that its files are unchanged.
-pub(crate) async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
+pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
     let files = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
         move || runtime.verify()
@@ -98,14 +97,14 @@ pub(crate) async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
 }
 
 /// Returns the version of the interpreter on which a set-up would build.
-pub(crate) async fn available(config: &RuntimeConfig, env: &Environment) -> Result<String, SetupError> {
+pub async fn available(config: &RuntimeConfig, env: &HostEnvironment) -> Result<String, SetupError> {
     choose(config, env).await.map(|found| found.full())
 }
 
 pub(crate) async fn build(
     lock: &Lock,
     config: &RuntimeConfig,
-    env: &Environment,
+    env: &HostEnvironment,
     progress: &Progress,
 ) -> Result<Runtime, SetupError> {
     progress.step(1, "finding Python");
@@ -141,7 +140,7 @@ async fn install(
     dir: &Path,
     list: &str,
     config: &RuntimeConfig,
-    env: &Environment,
+    env: &HostEnvironment,
     progress: &Progress,
 ) -> Result<(), SetupError> {
     let requirements = dir.join("requirements.txt");
@@ -189,7 +188,11 @@ async fn install(
 
 /// Compiles bytecode and builds the font list now, because sandboxes see the environment read-only. Returns the
 /// installed packages.
-async fn finish(dir: &Path, env: &Environment, progress: &Progress) -> Result<BTreeMap<String, String>, SetupError> {
+async fn finish(
+    dir: &Path,
+    env: &HostEnvironment,
+    progress: &Progress,
+) -> Result<BTreeMap<String, String>, SetupError> {
     let python = dir.join("bin/python");
     let site = fs::read_dir(dir.join("lib"))
         .map_err(SetupError::io(dir))?
@@ -215,7 +218,7 @@ async fn finish(dir: &Path, env: &Environment, progress: &Progress) -> Result<BT
     serde_json::from_str(last).map_err(|error| SetupError::tool("the check of the Python packages", &error.to_string()))
 }
 
-fn pip(python: &Interpreter, dir: &Path, env: &Environment) -> Tool {
+fn pip(python: &Interpreter, dir: &Path, env: &HostEnvironment) -> Tool {
     let inside = dir.join("bin/python");
     let pip = if python.ensurepip {
         tool("pip", &inside, env).args(["-I", "-m", "pip"])
@@ -227,12 +230,12 @@ fn pip(python: &Interpreter, dir: &Path, env: &Environment) -> Tool {
         .env("PIP_ROOT_USER_ACTION", "ignore")
 }
 
-fn tool(name: &str, program: &Path, env: &Environment) -> Tool {
-    Tool::new(name, program).envs(env.handed_on()).path(&env.path())
+fn tool(name: &str, program: &Path, env: &HostEnvironment) -> Tool {
+    Tool::new(name, program).environment(env)
 }
 
 /// Returns the first usable interpreter, preferring those that can create a complete environment without help.
-async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter, SetupError> {
+async fn choose(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Interpreter, SetupError> {
     let candidates = match &config.python {
         Some(path) => vec![path.clone()],
         None => candidates(env),
@@ -265,19 +268,19 @@ async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter
 
 /// Returns whether this prefix would expose the home directory. Each sandbox sees the prefix of the interpreter, so it
 /// must be a separate directory.
-pub(crate) fn exposes_home(prefix: &Path, env: &Environment) -> bool {
+pub(crate) fn exposes_home(prefix: &Path, env: &HostEnvironment) -> bool {
     let special = prefix == Path::new("/usr");
-    !special && (prefix.parent().is_none() || env.home().is_some_and(|home| home.starts_with(prefix)))
+    !special && (prefix.parent().is_none() || env.home.as_deref().is_some_and(|home| home.starts_with(prefix)))
 }
 
-fn candidates(env: &Environment) -> Vec<PathBuf> {
+fn candidates(env: &HostEnvironment) -> Vec<PathBuf> {
     let usual = ["/usr/local/bin", "/usr/bin"].map(PathBuf::from);
-    let dirs: Vec<PathBuf> = env.path().into_iter().chain(usual).collect();
+    let dirs: Vec<PathBuf> = env.path.iter().cloned().chain(usual).collect();
     let names = LISTS.iter().map(|(version, _)| format!("python{version}")).chain(["python3".into()]);
     let mut found: Vec<PathBuf> =
         names.flat_map(|name| dirs.iter().map(move |dir| dir.join(&name)).collect::<Vec<_>>()).collect();
     for versions in [".pyenv/versions", ".local/share/uv/python", ".asdf/installs/python"] {
-        let Some(dir) = env.home().map(|home| home.join(versions)) else { continue };
+        let Some(dir) = env.home.as_deref().map(|home| home.join(versions)) else { continue };
         let mut installed: Vec<PathBuf> =
             fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
         installed.sort();
@@ -336,11 +339,13 @@ fn pins(list: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use testkit::scratch::Scratch;
+
     use super::*;
 
     #[test]
     fn each_list_pins_every_package_with_hashes_and_names_no_index() {
-        let asked = include_str!("../../runtimes/python.in").lines().filter(|line| !line.starts_with('#'));
+        let asked = include_str!("../pinned/python.in").lines().filter(|line| !line.starts_with('#'));
         let asked: Vec<&str> = asked.map(|line| line.split(['>', '<', '=']).next().unwrap()).collect();
         for (version, list) in LISTS {
             for name in &asked {
@@ -358,16 +363,15 @@ mod tests {
 
     #[test]
     fn a_shim_is_not_an_interpreter() {
-        let shim = std::env::temp_dir().join(format!("sandpool-shim-{}", uuid::Uuid::new_v4()));
-        fs::write(&shim, "#!/bin/sh\nexec python3 \"$@\"\n").unwrap();
+        let scratch = Scratch::new();
+        let shim = scratch.write("python3", "#!/bin/sh\nexec python3 \"$@\"\n");
         assert!(!is_binary(&shim));
         assert!(is_binary(Path::new("/bin/sh")));
-        fs::remove_file(shim).unwrap();
     }
 
     #[test]
     fn a_prefix_that_holds_the_home_directory_is_refused() {
-        let env = Environment::of(&[("HOME", "/home/u")]);
+        let env = HostEnvironment { home: Some("/home/u".into()), ..HostEnvironment::default() };
         assert!(exposes_home(Path::new("/"), &env));
         assert!(exposes_home(Path::new("/home"), &env));
         assert!(exposes_home(Path::new("/home/u"), &env));

@@ -15,15 +15,14 @@ use serde::Deserialize;
 use super::process::Tool;
 use super::python::is_binary;
 use super::store::{self, Lock, Marker, Runtime};
-use super::{Progress, SetupError};
-use crate::config::{Environment, NodeChoice, RuntimeConfig};
+use super::{HostEnvironment, NodeChoice, Progress, RuntimeConfig, SetupError};
 
-const PACKAGE: &str = include_str!("../../runtimes/node/package.json");
-const PACKAGE_LOCK: &str = include_str!("../../runtimes/node/package-lock.json");
+const PACKAGE: &str = include_str!("../pinned/node/package.json");
+const PACKAGE_LOCK: &str = include_str!("../pinned/node/package-lock.json");
 const OLDEST: u32 = 22;
 
 #[derive(Debug, Clone)]
-pub(crate) enum Node {
+pub enum Node {
     /// A Node that was found on the machine.
     Host {
         version: String,
@@ -33,14 +32,14 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    pub(crate) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         match self {
             Self::Host { version, .. } => version,
             Self::Pinned(runtime) => &runtime.marker.version,
         }
     }
 
-    pub(crate) fn binary(&self) -> PathBuf {
+    pub fn binary(&self) -> PathBuf {
         match self {
             Self::Host { binary, .. } => binary.clone(),
             Self::Pinned(runtime) => runtime.dir.join("bin/node"),
@@ -55,7 +54,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn verify(&self) -> Result<(), SetupError> {
+    pub fn verify(&self) -> Result<(), SetupError> {
         match self {
             Self::Host { .. } => Ok(()),
             Self::Pinned(runtime) => runtime.verify(),
@@ -70,7 +69,7 @@ struct NodeProbe {
 }
 
 /// Returns a Node that can be used without a download.
-pub(crate) async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Node>, SetupError> {
+pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Node>, SetupError> {
     match &config.node {
         NodeChoice::Path(path) => host(path).await.map(Some),
         NodeChoice::Pinned => Ok(pinned(config)),
@@ -83,10 +82,10 @@ fn pinned(config: &RuntimeConfig) -> Option<Node> {
     found.find(|runtime| runtime.marker.recipe == recipe()).map(Node::Pinned)
 }
 
-async fn installed(env: &Environment) -> Option<Node> {
+async fn installed(env: &HostEnvironment) -> Option<Node> {
     let usual = ["/usr/local/bin", "/usr/bin"].map(PathBuf::from);
     let mut seen = std::collections::BTreeSet::new();
-    for dir in env.path().into_iter().chain(usual) {
+    for dir in env.path.iter().cloned().chain(usual) {
         let path = dir.join("node");
         let new = is_binary(&path) && path.canonicalize().is_ok_and(|real| seen.insert(real));
         if new && let Ok(node) = host(&path).await {
@@ -110,10 +109,10 @@ async fn host(path: &Path) -> Result<Node, SetupError> {
     Ok(Node::Host { version: answer.version, binary })
 }
 
-pub(crate) async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Result<Node, SetupError> {
+pub(crate) async fn build(lock: &Lock, env: &HostEnvironment, progress: &Progress) -> Result<Node, SetupError> {
     let version = pinned_version();
     let (package, arch) = platform()?;
-    let npm = env.path().into_iter().map(|dir| dir.join("npm")).find(|path| path.is_file());
+    let npm = env.path.iter().cloned().map(|dir| dir.join("npm")).find(|path| path.is_file());
     let Some(npm) = npm else {
         let why = format!("this machine has no Node {OLDEST} or newer and no `npm` to fetch one with");
         return Err(SetupError::NoNode(why));
@@ -124,7 +123,7 @@ pub(crate) async fn build(lock: &Lock, env: &Environment, progress: &Progress) -
         fs::write(dir.join(name), content).map_err(SetupError::io(&dir))?;
     }
     let ci = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
-    let npm = Tool::new("npm ci", npm).envs(env.handed_on()).path(&env.path()).dir(&dir);
+    let npm = Tool::new("npm ci", npm).environment(env).dir(&dir);
     npm.args(ci).args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
     // Only the binary is needed out of 190 MB. npm is placed where Node's own archive has it.
     let keep = || -> std::io::Result<()> {

@@ -1,36 +1,77 @@
 //! The language runtimes are found, or prepared once with visible progress, and then used read-only and offline.
 //!
 //! `python`, `node` and `browser` know where each runtime comes from, `store` keeps what was built (completely or not
-//! at all), and `kernel` says how a sandbox starts them. What a driver does is defined in the guest.
+//! at all), and `kernel` says how a sandbox starts them. What a driver does is defined in the guest. This crate reads no
+//! environment and no configuration; it is given both.
+#![warn(unreachable_pub)]
 
-pub(crate) mod browser;
+pub mod browser;
 mod kernel;
-pub(crate) mod node;
+pub mod node;
 mod process;
-pub(crate) mod python;
-pub(crate) mod store;
+pub mod python;
+mod store;
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-pub(crate) use node::Node;
-use store::Lock;
-pub(crate) use store::Runtime;
+use node::Node;
+use store::{Lock, Runtime};
 use tokio::sync::watch;
-
-use crate::config::{Environment, NodeChoice, RuntimeConfig};
 
 const STEPS: usize = 5;
 
+/// What the operator set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RuntimeConfig {
+    /// Directory of the prepared runtimes.
+    pub dir: PathBuf,
+    pub python: Option<PathBuf>,
+    pub packages: Vec<String>,
+    pub node: NodeChoice,
+    pub threads: u32,
+    /// Whether interpreters are forked from a zygote.
+    pub warm: bool,
+    /// Modules that the zygote imports.
+    pub preload: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeChoice {
+    /// The Node of this machine if it is new enough, otherwise the pinned one.
+    Auto,
+    Pinned,
+    Path(PathBuf),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BrowserChoice {
+    /// Chromium, if this machine has it.
+    Auto,
+    Off,
+    Path(PathBuf),
+}
+
+/// The part of the server's environment that a set-up needs.
+#[derive(Debug, Clone, Default)]
+pub struct HostEnvironment {
+    pub home: Option<PathBuf>,
+    /// Directories in which programs are looked for.
+    pub path: Vec<PathBuf>,
+    /// Variables that `pip` and `npm` get.
+    pub handed_on: Vec<(&'static str, OsString)>,
+}
+
 /// The runtimes of this machine, ready for use. JavaScript may be missing, with the reason; Python may not.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub struct Prepared {
     pub python: Runtime,
     pub node: Result<Node, SetupError>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SetupError {
+pub enum SetupError {
     #[error("no usable Python 3.11 to 3.14 found; install one with its venv module (on Debian: apt-get install python3 python3-venv), or name one with `--python PATH`{}", list(.0))]
     NoPython(Vec<String>),
     #[error("no usable Node: {0}; install Node 22 or newer, or npm (on Debian: apt-get install npm)")]
@@ -63,12 +104,12 @@ impl SetupError {
 
 /// Progress of the preparation, shown on stderr and to clients that ask meanwhile. The texts contain no path, because
 /// clients must not see one.
-pub(crate) struct Progress {
+pub struct Progress {
     now: watch::Sender<String>,
 }
 
 impl Progress {
-    pub(crate) fn new() -> (Self, watch::Receiver<String>) {
+    pub fn new() -> (Self, watch::Receiver<String>) {
         let (now, watcher) = watch::channel(String::from("starting"));
         (Self { now }, watcher)
     }
@@ -86,9 +127,9 @@ impl Progress {
 }
 
 /// Uses the runtimes that exist and prepares those that are missing. `force` prepares them again in any case.
-pub(crate) async fn prepare(
+pub async fn prepare(
     config: &RuntimeConfig,
-    env: &Environment,
+    env: &HostEnvironment,
     progress: &Progress,
     force: bool,
 ) -> Result<Prepared, SetupError> {
@@ -113,7 +154,7 @@ pub(crate) async fn prepare(
 async fn prepare_node(
     lock: &Lock,
     config: &RuntimeConfig,
-    env: &Environment,
+    env: &HostEnvironment,
     progress: &Progress,
     force: bool,
 ) -> Result<Node, SetupError> {
@@ -126,7 +167,7 @@ async fn prepare_node(
 }
 
 /// Returns the existing runtimes, verified. It downloads and changes nothing, and the start of a server waits for it.
-pub(crate) async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Prepared>, SetupError> {
+pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Prepared>, SetupError> {
     let python = async {
         let Some(runtime) = python::find(config).await else { return Ok(None) };
         python::verify(&runtime).await.map(|()| Some(runtime))

@@ -9,13 +9,13 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use ring::digest::{Context, SHA256};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use text::hex;
+use text::{hex, unix_now};
 
 use super::{Progress, SetupError};
 
@@ -47,19 +47,19 @@ pub(crate) struct Marker {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Runtime {
+pub struct Runtime {
     pub dir: PathBuf,
-    pub marker: Marker,
+    pub(crate) marker: Marker,
 }
 
 /// Returns the hash that identifies the ingredients of a runtime.
 pub(crate) fn recipe(parts: &[&str]) -> String {
-    let mut hash = Sha256::new();
+    let mut hash = Context::new(&SHA256);
     for part in [LAYOUT, std::env::consts::ARCH].iter().chain(parts) {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
     }
-    hex(&hash.finalize())
+    hex(hash.finish().as_ref())
 }
 
 /// Returns the complete runtimes whose names begin with `prefix`, newest first. They are not verified yet.
@@ -77,6 +77,16 @@ fn read(dir: &Path) -> Option<Runtime> {
 }
 
 impl Runtime {
+    /// Returns the version of the interpreter.
+    pub fn version(&self) -> &str {
+        &self.marker.version
+    }
+
+    /// Returns the installed packages with their versions.
+    pub fn packages(&self) -> &BTreeMap<String, String> {
+        &self.marker.packages
+    }
+
     /// Checks that nothing in the runtime was changed, added or removed since it was made.
     pub(crate) fn verify(&self) -> Result<(), SetupError> {
         let times = Times::of(&self.marker.digest);
@@ -98,9 +108,7 @@ impl Runtime {
             Times::Nanoseconds => SetupError::ModifiedOrCopied { dir, expected, found },
         })
     }
-}
 
-impl Runtime {
     fn mark_anew(&self) -> std::io::Result<()> {
         let (digest, newest) = digest(&self.dir, Times::Seconds)?;
         write_marker(&self.dir, &Marker { digest, newest, ..self.marker.clone() })
@@ -167,8 +175,7 @@ impl Lock {
     pub(crate) fn finish(&self, dir: PathBuf, mut marker: Marker) -> Result<Runtime, SetupError> {
         let work = || -> std::io::Result<Marker> {
             seal(&dir)?;
-            marker.completed =
-                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            marker.completed = unix_now();
             (marker.digest, marker.newest) = digest(&dir, Times::Seconds)?;
             write_marker(&dir, &marker)?;
             Ok(marker)
@@ -221,13 +228,13 @@ impl Times {
 
 /// Returns the digest and the time of the newest file. It opens no file, so it is cheap enough for each start.
 fn digest(dir: &Path, times: Times) -> std::io::Result<(String, u64)> {
-    let (mut hash, mut newest) = (Sha256::new(), 0);
+    let (mut hash, mut newest) = (Context::new(&SHA256), 0);
     for (path, meta) in walk(dir)? {
         let name = path.strip_prefix(dir).unwrap_or(&path).as_os_str().as_bytes();
         if meta.is_dir() || name == MARKER.as_bytes() {
             continue;
         }
-        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(&(name.len() as u64).to_le_bytes());
         hash.update(name);
         if meta.is_symlink() {
             hash.update(fs::read_link(&path)?.as_os_str().as_bytes());
@@ -237,10 +244,10 @@ fn digest(dir: &Path, times: Times) -> std::io::Result<(String, u64)> {
             let parts = (times == Times::Nanoseconds).then(|| meta.mtime_nsec().cast_unsigned());
             let numbers =
                 [meta.len(), meta.mtime().cast_unsigned()].into_iter().chain(parts).chain([meta.mode().into()]);
-            numbers.for_each(|number| hash.update(number.to_le_bytes()));
+            numbers.for_each(|number| hash.update(&number.to_le_bytes()));
         }
     }
-    Ok((format!("{}{}", times.prefix(), hex(&hash.finalize())), newest))
+    Ok((format!("{}{}", times.prefix(), hex(hash.finish().as_ref())), newest))
 }
 
 /// Returns everything below `dir`, sorted, without following symlinks.
@@ -261,21 +268,11 @@ fn walk(dir: &Path) -> std::io::Result<BTreeMap<PathBuf, fs::Metadata>> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
+    use testkit::scratch::Scratch;
+
     use super::*;
-
-    struct Place(PathBuf);
-
-    impl Place {
-        fn new() -> Self {
-            Self(std::env::temp_dir().join(format!("sandpool-store-{}", uuid::Uuid::new_v4())))
-        }
-    }
-
-    impl Drop for Place {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn marker() -> Marker {
         Marker {
@@ -290,7 +287,7 @@ mod tests {
         }
     }
 
-    async fn built(place: &Place) -> (Lock, Runtime) {
+    async fn built(place: &Scratch) -> (Lock, Runtime) {
         let lock = Lock::take(&place.0, &Progress::new().0).await.unwrap();
         let dir = lock.start("python-1").unwrap();
         fs::create_dir(dir.join("bin")).unwrap();
@@ -302,7 +299,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_has_no_marker_is_not_there_and_is_removed() {
-        let place = Place::new();
+        let place = Scratch::new();
         let (lock, _) = built(&place).await;
         let half = lock.start("python-2").unwrap();
         fs::write(half.join("file"), "x").unwrap();
@@ -316,7 +313,7 @@ mod tests {
     /// F27 and S06 of the hostile list.
     #[tokio::test]
     async fn a_changed_an_added_and_a_removed_file_are_each_noticed_and_nothing_is_setuid() {
-        let place = Place::new();
+        let place = Scratch::new();
         let (_lock, runtime) = built(&place).await;
         runtime.verify().unwrap();
         let tool = runtime.dir.join("bin/tool");
@@ -341,7 +338,7 @@ mod tests {
     /// truncate the rest.
     #[tokio::test]
     async fn w41_a_runtime_that_was_copied_with_times_in_seconds_is_the_same() {
-        let place = Place::new();
+        let place = Scratch::new();
         let (_lock, runtime) = built(&place).await;
         let tool = runtime.dir.join("bin/tool");
         let set = |time: SystemTime| File::open(&tool).unwrap().set_modified(time).unwrap();
@@ -370,7 +367,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_one_waits_for_the_lock() {
-        let place = Place::new();
+        let place = Scratch::new();
         let (lock, _) = built(&place).await;
         let (progress, status) = Progress::new();
         let second = Lock::take(&place.0, &progress);

@@ -1,4 +1,4 @@
-//! The only place of the server that starts processes: interpreters that are queried, `pip` and `npm`.
+//! The only place that starts processes: interpreters that are queried, `pip` and `npm`.
 //!
 //! Each process gets a chosen environment, no stdin, and a separate process group that is killed when the call ends.
 
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
-use super::SetupError;
+use super::{HostEnvironment, SetupError};
 
 /// Number of lines of a failed tool's output that the error contains.
 const TAIL: usize = 12;
@@ -24,7 +24,7 @@ pub(crate) struct Tool {
 
 impl Tool {
     /// Creates a tool. `name` is its name in messages.
-    #[allow(clippy::disallowed_methods, reason = "the one place of the server that starts processes")]
+    #[allow(clippy::disallowed_methods, reason = "the one place that starts processes of the host")]
     pub(crate) fn new(name: &str, program: impl AsRef<OsStr>) -> Self {
         let mut command = Command::new(program);
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -42,15 +42,11 @@ impl Tool {
         self
     }
 
-    pub(crate) fn envs<'a>(mut self, pairs: impl IntoIterator<Item = (&'static str, &'a OsStr)>) -> Self {
-        self.command.envs(pairs);
-        self
-    }
-
-    /// Sets the directories in which a tool finds its helpers.
-    pub(crate) fn path(self, dirs: &[std::path::PathBuf]) -> Self {
-        let joined = std::env::join_paths(dirs).unwrap_or_else(|_| OsString::from("/usr/local/bin:/usr/bin:/bin"));
-        self.env("PATH", joined)
+    /// Hands variables on, and the directories in which the tool finds its helpers.
+    pub(crate) fn environment(mut self, env: &HostEnvironment) -> Self {
+        self.command.envs(env.handed_on.iter().map(|(name, value)| (name, value)));
+        let joined = std::env::join_paths(&env.path);
+        self.env("PATH", joined.unwrap_or_else(|_| OsString::from("/usr/local/bin:/usr/bin:/bin")))
     }
 
     pub(crate) fn dir(mut self, dir: &Path) -> Self {

@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-pub(crate) struct Scratch(pub PathBuf);
+pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let dir = std::env::temp_dir().join(format!("sandpool-scratch-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
     }
 
     /// Writes a file into the directory.
-    pub(crate) fn write(&self, name: &str, content: &str) -> PathBuf {
+    pub fn write(&self, name: &str, content: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::write(&path, content).unwrap();
         path
