@@ -101,6 +101,16 @@ const fn range(name: &'static str, low: u32, high: u32) -> Value {
 
 const ALL: u32 = u32::MAX;
 
+/// Returns a test of a whole argument.
+const fn argument(argument: u8, values: &'static [Value]) -> Test {
+    masked(argument, ALL, values)
+}
+
+/// Returns a test of some bits of an argument.
+const fn masked(argument: u8, mask: u32, values: &'static [Value]) -> Test {
+    Test { argument, mask, values }
+}
+
 /// Flag that is added to an argument's index to select its upper half.
 pub(crate) const HIGH: u8 = 0x80;
 
@@ -124,6 +134,9 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
 
 /// RWF_HIPRI, DSYNC, SYNC, APPEND, NOAPPEND and ATOMIC.
 const RWF: u32 = 0x77;
+
+/// SCHED_RESET_ON_FORK, which may accompany a scheduling policy.
+const RESET_ON_FORK: u32 = 0x4000_0000;
 
 const NOTHING: &[Value] = &[value("none", 0)];
 const NULL: &[Value] = &[value("null", 0)];
@@ -225,16 +238,13 @@ pub(crate) const RULES: &[Rule] = &[
         why: "as preadv and pwritev, but not RWF_NOWAIT, which tells whether others have lately read a file (its pages are in memory), \
               nor flags to come; the answer is the kernel's to a flag it does not know",
         calls: calls!(SYS_preadv2 SYS_pwritev2),
-        clauses: &[Clause { tests: &[Test { argument: 5, mask: !RWF, values: NOTHING }], then: Allow }],
+        clauses: &[Clause { tests: &[masked(5, !RWF, NOTHING)], then: Allow }],
         otherwise: Eopnotsupp,
     },
     Rule {
         why: "advice about reading, but nobody drops the pages of a file that others read too: their return would tell who does",
         calls: calls!(SYS_fadvise64),
-        clauses: &[Clause {
-            tests: &[Test { argument: 3, mask: ALL, values: values!(POSIX_FADV_DONTNEED) }],
-            then: Ignore,
-        }],
+        clauses: &[Clause { tests: &[argument(3, values!(POSIX_FADV_DONTNEED))], then: Ignore }],
         otherwise: Allow,
     },
     Rule {
@@ -243,11 +253,7 @@ pub(crate) const RULES: &[Rule] = &[
               The answer is that of a kernel without filters, which man-db and sshd accept",
         calls: calls!(SYS_seccomp),
         clauses: &[Clause {
-            tests: &[Test {
-                argument: 0,
-                mask: ALL,
-                values: values!(SECCOMP_GET_ACTION_AVAIL SECCOMP_GET_NOTIF_SIZES),
-            }],
+            tests: &[argument(0, values!(SECCOMP_GET_ACTION_AVAIL SECCOMP_GET_NOTIF_SIZES))],
             then: Allow,
         }],
         otherwise: Einval,
@@ -255,7 +261,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         why: "threads and processes, never a namespace: a user namespace is the first step of most kernel exploits",
         calls: calls!(SYS_clone),
-        clauses: &[Clause { tests: &[Test { argument: 0, mask: NAMESPACES, values: NOTHING }], then: Allow }],
+        clauses: &[Clause { tests: &[masked(0, NAMESPACES, NOTHING)], then: Allow }],
         otherwise: Eperm,
     },
     Rule {
@@ -264,31 +270,28 @@ pub(crate) const RULES: &[Rule] = &[
               memory that no cgroup counts (interfaces::library lists the interfaces instead)",
         calls: calls!(SYS_socket),
         clauses: &[
-            Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_UNIX) }], then: Allow },
+            Clause { tests: &[argument(0, values!(AF_UNIX))], then: Allow },
             Clause {
                 tests: &[
-                    Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) },
-                    Test { argument: 1, mask: 0xf, values: values!(SOCK_STREAM SOCK_DGRAM) },
-                    Test { argument: 2, mask: ALL, values: values!(IPPROTO_IP IPPROTO_TCP IPPROTO_UDP) },
+                    argument(0, values!(AF_INET AF_INET6)),
+                    masked(1, 0xf, values!(SOCK_STREAM SOCK_DGRAM)),
+                    argument(2, values!(IPPROTO_IP IPPROTO_TCP IPPROTO_UDP)),
                 ],
                 then: Allow,
             },
             Clause {
-                tests: &[
-                    Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) },
-                    Test { argument: 1, mask: 0xf, values: values!(SOCK_STREAM SOCK_DGRAM) },
-                ],
+                tests: &[argument(0, values!(AF_INET AF_INET6)), masked(1, 0xf, values!(SOCK_STREAM SOCK_DGRAM))],
                 // Go tries MPTCP first, and falls back to TCP only on this error.
                 then: Eprotonosupport,
             },
-            Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) }], then: Eperm },
+            Clause { tests: &[argument(0, values!(AF_INET AF_INET6))], then: Eperm },
         ],
         otherwise: Eafnosupport,
     },
     Rule {
         why: "pairs of unix sockets",
         calls: calls!(SYS_socketpair),
-        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_UNIX) }], then: Allow }],
+        clauses: &[Clause { tests: &[argument(0, values!(AF_UNIX))], then: Allow }],
         otherwise: Eafnosupport,
     },
     Rule {
@@ -321,13 +324,13 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         why: "sending, but no datagram in parts, which waits in memory that no cgroup counts, and no pages by reference",
         calls: calls!(SYS_sendto SYS_sendmmsg),
-        clauses: &[Clause { tests: &[Test { argument: 3, mask: SEND_FLAGS, values: NOTHING }], then: Allow }],
+        clauses: &[Clause { tests: &[masked(3, SEND_FLAGS, NOTHING)], then: Allow }],
         otherwise: Eopnotsupp,
     },
     Rule {
         why: "as sendto",
         calls: calls!(SYS_sendmsg),
-        clauses: &[Clause { tests: &[Test { argument: 2, mask: SEND_FLAGS, values: NOTHING }], then: Allow }],
+        clauses: &[Clause { tests: &[masked(2, SEND_FLAGS, NOTHING)], then: Allow }],
         otherwise: Eopnotsupp,
     },
     Rule {
@@ -335,11 +338,10 @@ pub(crate) const RULES: &[Rule] = &[
               could be full when they are written. Libraries write zeros instead",
         calls: calls!(SYS_fallocate),
         clauses: &[Clause {
-            tests: &[Test {
-                argument: 1,
-                mask: ALL,
-                values: &[value("punch_hole", (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32)],
-            }],
+            tests: &[argument(
+                1,
+                &[value("punch_hole", (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32)],
+            )],
             then: Allow,
         }],
         otherwise: Eopnotsupp,
@@ -349,7 +351,7 @@ pub(crate) const RULES: &[Rule] = &[
               (line disciplines), and nothing of a file system (where its blocks lie on the disk, subvolumes, project ids, \
               encryption keys) or of a device; the answer is a device's own to what it does not know",
         calls: calls!(SYS_ioctl),
-        clauses: &[Clause { tests: &[Test { argument: 1, mask: ALL, values: IOCTLS }], then: Allow }],
+        clauses: &[Clause { tests: &[argument(1, IOCTLS)], then: Allow }],
         otherwise: Enotty,
     },
     Rule {
@@ -357,53 +359,38 @@ pub(crate) const RULES: &[Rule] = &[
               PR_SET_MEMORY_MERGE (pages compared with those of other tenants), nothing new; the answer is the kernel's to an \
               option it does not know",
         calls: calls!(SYS_prctl),
-        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: PRCTLS }], then: Allow }],
+        clauses: &[Clause { tests: &[argument(0, PRCTLS)], then: Allow }],
         otherwise: Einval,
     },
     Rule {
         why: "memory, but not from the host's pool of huge pages: no memory limit counts those; libraries take ordinary pages instead",
         calls: calls!(SYS_mmap),
-        clauses: &[Clause {
-            tests: &[Test { argument: 3, mask: libc::MAP_HUGETLB as u32, values: values!(MAP_HUGETLB) }],
-            then: Einval,
-        }],
+        clauses: &[Clause { tests: &[masked(3, libc::MAP_HUGETLB as u32, values!(MAP_HUGETLB))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
         why: "as mmap",
         calls: calls!(SYS_memfd_create),
-        clauses: &[Clause {
-            tests: &[Test { argument: 1, mask: libc::MFD_HUGETLB, values: values!(MFD_HUGETLB) }],
-            then: Einval,
-        }],
+        clauses: &[Clause { tests: &[masked(1, libc::MFD_HUGETLB, values!(MFD_HUGETLB))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
         why: "as mmap; the kernel lets anybody have so many huge pages as they may lock",
         calls: calls!(SYS_shmget),
-        clauses: &[Clause {
-            tests: &[Test { argument: 2, mask: libc::SHM_HUGETLB as u32, values: values!(SHM_HUGETLB) }],
-            then: Einval,
-        }],
+        clauses: &[Clause { tests: &[masked(2, libc::SHM_HUGETLB as u32, values!(SHM_HUGETLB))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
         why: "descriptors, but no leases: where files are the user's own, one on a shared file of a runtime stops others that open it",
         calls: calls!(SYS_fcntl),
-        clauses: &[Clause {
-            tests: &[Test { argument: 1, mask: ALL, values: values!(F_SETLEASE F_NOTIFY) }],
-            then: Einval,
-        }],
+        clauses: &[Clause { tests: &[argument(1, values!(F_SETLEASE F_NOTIFY))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
         why: "advice, but not KSM's: merged pages tell one tenant what another has in memory. Nor that pages be dropped which others \
               have mapped too",
         calls: calls!(SYS_madvise),
-        clauses: &[Clause {
-            tests: &[Test { argument: 2, mask: ALL, values: values!(MADV_MERGEABLE MADV_HWPOISON MADV_PAGEOUT) }],
-            then: Einval,
-        }],
+        clauses: &[Clause { tests: &[argument(2, values!(MADV_MERGEABLE MADV_HWPOISON MADV_PAGEOUT))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
@@ -414,15 +401,15 @@ pub(crate) const RULES: &[Rule] = &[
         clauses: &[
             Clause {
                 tests: &[
-                    Test { argument: 1, mask: ALL, values: values!(RLIMIT_CORE) },
-                    Test { argument: 2, mask: ALL, values: NULL },
-                    Test { argument: 2 | HIGH, mask: ALL, values: NULL },
-                    Test { argument: 0, mask: ALL, values: SELF },
+                    argument(1, values!(RLIMIT_CORE)),
+                    argument(2, NULL),
+                    argument(2 | HIGH, NULL),
+                    argument(0, SELF),
                 ],
                 then: Allow,
             },
-            Clause { tests: &[Test { argument: 1, mask: ALL, values: values!(RLIMIT_CORE) }], then: Einval },
-            Clause { tests: &[Test { argument: 0, mask: ALL, values: SELF }], then: Allow },
+            Clause { tests: &[argument(1, values!(RLIMIT_CORE))], then: Einval },
+            Clause { tests: &[argument(0, SELF)], then: Allow },
         ],
         otherwise: Eperm,
     },
@@ -430,18 +417,14 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         why: "as prlimit64",
         calls: calls!(SYS_setrlimit),
-        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(RLIMIT_CORE) }], then: Einval }],
+        clauses: &[Clause { tests: &[argument(0, values!(RLIMIT_CORE))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
         why: "ordinary scheduling, not real time",
         calls: calls!(SYS_sched_setscheduler),
         clauses: &[Clause {
-            tests: &[Test {
-                argument: 1,
-                mask: !0x4000_0000, // SCHED_RESET_ON_FORK
-                values: values!(SCHED_OTHER SCHED_BATCH SCHED_IDLE),
-            }],
+            tests: &[masked(1, !RESET_ON_FORK, values!(SCHED_OTHER SCHED_BATCH SCHED_IDLE))],
             then: Allow,
         }],
         otherwise: Eperm,
@@ -450,23 +433,20 @@ pub(crate) const RULES: &[Rule] = &[
         why: "asking for it and setting it back. The rest turns address randomisation off, emulates other systems or weakens \
               memory protection",
         calls: calls!(SYS_personality),
-        clauses: &[Clause {
-            tests: &[Test { argument: 0, mask: ALL, values: &[value("PER_LINUX", 0), value("query", ALL)] }],
-            then: Allow,
-        }],
+        clauses: &[Clause { tests: &[argument(0, &[value("PER_LINUX", 0), value("query", ALL)])], then: Allow }],
         otherwise: Eperm,
     },
     #[cfg(target_arch = "x86_64")]
     Rule {
         why: "pipes, sockets and plain files by name, no device nodes (0:0 is a whiteout to overlayfs)",
         calls: calls!(SYS_mknod),
-        clauses: &[Clause { tests: &[Test { argument: 1, mask: libc::S_IFMT, values: NODES }], then: Allow }],
+        clauses: &[Clause { tests: &[masked(1, libc::S_IFMT, NODES)], then: Allow }],
         otherwise: Eperm,
     },
     Rule {
         why: "as mknod",
         calls: calls!(SYS_mknodat),
-        clauses: &[Clause { tests: &[Test { argument: 2, mask: libc::S_IFMT, values: NODES }], then: Allow }],
+        clauses: &[Clause { tests: &[masked(2, libc::S_IFMT, NODES)], then: Allow }],
         otherwise: Eperm,
     },
     // Syscalls that are refused with the error that makes programs use a fallback.
@@ -605,11 +585,11 @@ const SEND_FLAGS: u32 = (libc::MSG_MORE | libc::MSG_ZEROCOPY) as u32;
 const SOL_SOCKET: Test = level(values!(SOL_SOCKET));
 
 const fn level(values: &'static [Value]) -> Test {
-    Test { argument: 1, mask: ALL, values }
+    argument(1, values)
 }
 
 const fn option(values: &'static [Value]) -> Test {
-    Test { argument: 2, mask: ALL, values }
+    argument(2, values)
 }
 
 const SOCKET_OPTIONS: &[Value] = &[
