@@ -119,75 +119,8 @@ impl Act<'_> {
 /// Sets the focus and the selection to where the text belongs, and selects the existing text unless `append` is set.
 /// Returns `full` if text is selected and `empty` if none is. A field without selectable text gets its value at once
 /// (`set`). In some fields only a key moves the cursor to the end (`end`).
-const PREPARE: &str = r#"(element, append, text) => {
-    const wrong = what => { throw new sandpool.Failure('not_ready', what); };
-    const field = element.localName === 'label' && element.control || element;
-    if (field.matches(':disabled')) wrong('it is disabled');
-    if (field.readOnly) wrong('it is read-only');
-    // The page may move the focus on to another field; but where it does not move at all, the text is not for what has it now.
-    const active = () => {
-        let active = document.activeElement;
-        for (let root; (root = active && sandpool.root(active)) && root.activeElement; ) active = root.activeElement;
-        return active;
-    };
-    const focus = holder => {
-        const before = active();
-        holder.focus();
-        const now = active();
-        if (now !== holder && (now === before || now === document.body)) wrong('it does not take the focus');
-    };
-    if (field.localName === 'select') wrong('it is a list of options; select one of them');
-    if (field.localName === 'input') {
-        if (['button', 'checkbox', 'file', 'hidden', 'image', 'radio', 'reset', 'submit'].includes(field.type))
-            wrong(`it is a ${field.type} input, not one for text`);
-        if (['color', 'date', 'datetime-local', 'month', 'range', 'time', 'week'].includes(field.type)) {
-            focus(field);
-            field.value = text;
-            if (field.value !== text) wrong(`it does not take that text as a ${field.type}`);
-            field.dispatchEvent(new Event('input', {bubbles: true, composed: true}));
-            field.dispatchEvent(new Event('change', {bubbles: true}));
-            return 'set';
-        }
-    }
-    if (field.localName === 'input' || field.localName === 'textarea') {
-        focus(field);
-        if (!append) return field.select(), field.value === '' ? 'empty' : 'full';
-        if (field.selectionEnd === null) return field.value === '' ? 'empty' : 'end';
-        field.setSelectionRange(field.value.length, field.value.length);
-        return 'empty';
-    }
-    if (!field.isContentEditable) wrong('it is not a field for text');
-    let holder = field;
-    while (holder.parentElement?.isContentEditable) holder = holder.parentElement;
-    focus(holder);
-    const selection = getSelection();
-    selection.selectAllChildren(field);
-    if (append) selection.collapseToEnd();
-    return selection.isCollapsed ? 'empty' : 'full';
-}"#;
+const PREPARE: &str = include_str!("../js/prepare.js");
 
-const SELECT: &str = r#"(element, wanted) => {
-    const list = element.localName === 'label' && element.control || element;
-    if (list.localName !== 'select') throw new sandpool.Failure('not_ready', 'it is not a select; click it and its option');
-    if (list.matches(':disabled')) throw new sandpool.Failure('not_ready', 'it is disabled');
-    if (wanted.length > 1 && !list.multiple) throw new sandpool.Failure('not_ready', 'it takes one option only');
-    const plain = text => text.replace(/\s+/g, ' ').trim();
-    const options = [...list.options];
-    const chosen = wanted.map(one => options.find(option => option.value === one) ?? options.find(option => plain(option.label) === plain(one)));
-    const missing = wanted.filter((one, index) => !chosen[index]);
-    if (missing.length) {
-        const some = options.slice(0, 20).map(option => plain(option.label).slice(0, 50)).join(', ');
-        throw new sandpool.Failure('not_ready', `it has no option ${missing.map(one => one.slice(0, 50)).join(', ')}; it has ${some}`);
-    }
-    if (chosen.some(option => option.disabled)) throw new sandpool.Failure('not_ready', 'the option is disabled');
-    list.focus();
-    for (const option of options) option.selected = chosen.includes(option);
-    list.dispatchEvent(new Event('input', {bubbles: true, composed: true}));
-    list.dispatchEvent(new Event('change', {bubbles: true}));
-}"#;
+const SELECT: &str = include_str!("../js/select.js");
 
-const FILE_INPUT: &str = "(element, count) => {
-    if (element.localName !== 'input' || element.type !== 'file') throw new sandpool.Failure('not_ready', 'it is not a file input');
-    if (element.matches(':disabled')) throw new sandpool.Failure('not_ready', 'it is disabled');
-    if (count > 1 && !element.multiple) throw new sandpool.Failure('not_ready', 'it takes one file only');
-}";
+const FILE_INPUT: &str = include_str!("../js/file_input.js");
