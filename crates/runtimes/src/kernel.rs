@@ -11,7 +11,7 @@ use super::{Prepared, RuntimeConfig};
 
 const PYTHON_DRIVER: &str = include_str!("../../guest/kernels/driver.py");
 const NODE_DRIVER: &str = include_str!("../../guest/kernels/driver.cjs");
-const SITE_HOOK: &str = include_str!("sitecustomize.py");
+const SITE_HOOK: &str = include_str!("python/sitecustomize.py");
 /// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
 /// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it; `/tmp` is on

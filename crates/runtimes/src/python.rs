@@ -32,35 +32,14 @@ struct Interpreter {
     pip: bool,
 }
 
-const QUESTION: &str = "\
-import importlib.util as util, json, os, sys
-print(json.dumps({
-    'version': sys.version_info[:3], 'implementation': sys.implementation.name,
-    'base': os.path.realpath(getattr(sys, '_base_executable', None) or sys.executable), 'prefix': sys.base_prefix,
-    'ensurepip': util.find_spec('ensurepip') is not None, 'pip': util.find_spec('pip') is not None,
-}))";
+const QUESTION: &str = include_str!("python/question.py");
 
 /// Program that imports everything once, so that broken packages are noticed now, and reports the versions.
-const CHECK: &str = "\
-import json, importlib.metadata as metadata
-import IPython, PIL, matplotlib.pyplot, matplotlib_inline, numpy, openpyxl, pandas, requests, scipy.optimize, sympy
-print(json.dumps({d.metadata['Name'].lower(): d.version for d in metadata.distributions()}))";
+const CHECK: &str = include_str!("python/check.py");
 
 /// Program that runs at each start of Python. matplotlib needs a writable directory and builds its font list there,
 /// which takes seconds; this puts a symlink to the list made at set-up into the writable directory.
-const SITE: &str = "\
-import os
-def link(target=os.environ.get('MPLCONFIGDIR'), made=os.path.join(__import__('sys').prefix, 'share', 'matplotlib-cache')):
-    if target and target.startswith('/tmp/') and not os.path.isdir(target):
-        try:
-            os.mkdir(target, 0o700)
-            for name in os.listdir(made):
-                os.symlink(os.path.join(made, name), os.path.join(target, name))
-        except OSError:
-            pass
-link()
-del link, os
-";
+const SITE: &str = include_str!("python/site.py");
 
 /// Pinned pip for the code in sandboxes, installed if the environment is created without pip.
 const PIP: &str = "pip==25.3 --hash=sha256:9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd\n";
