@@ -231,34 +231,14 @@ impl BenchReport {
         let Machine { processor, cores, memory_gib, kernel } = &self.machine;
         let _ = writeln!(page, "\n## The machine\n{processor}, {cores} cores, {memory_gib} GiB, Linux {kernel}. ");
         let versions: Vec<String> = self.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-        let _ = writeln!(page, "{}. {} rounds.\n{HOW}", versions.join(", "), self.rounds);
+        let _ = writeln!(page, "{}. {} rounds.\n\n{HOW}", versions.join(", "), self.rounds);
         page
     }
 }
 
-const METHOD: &str = "\
-Times are multiples of `T`, a fork+exec of `/bin/true` measured between the calls; ratios are medians over interleaved \
-rounds of the ratio of a round's medians. *Reached* judges the column *ours*, or the *ratio* where an alternative stands beside. *With empty \
-pools* is the same quantity when no sandbox is kept ready. `results.json` has every median and tail.\n";
+const METHOD: &str = include_str!("pages/method.md");
 
-const HOW: &str = "
-## How it is measured
-- Ours: this executable as a child, with its default settings but for more room for contexts, through MCP clients that do nothing but write \
-and read (pipes; HTTP/1.1 keep-alive with `TCP_NODELAY`). Every answer is checked.
-- Between two creates there is a pause, so that `T` is not measured while a pool refills; creates without one are the figure `burst`. \
-Empty pools: no sandbox waits ready (`pool_size = 0`, `ready_max = 0`); the warm interpreter is there.
-- The no-op tool is `list_contexts`. The bare `run_cell` is IPython's shell with history off in the runtime that sandboxes use, without \
-anything around it.
-- ipykernel is started by jupyter_client; calls go over its sockets and are done when reply, output and idle status were read. No waits of \
-jupyter_client's own are in these; its own client (`start_new_kernel`, `execute_interactive`) stands beside. Same Python, same versions of numpy, pandas and matplotlib, same number of threads.
-- Kernel Gateway over one websocket with `TCP_NODELAY` on the client's side; the server's side does not set it.
-- bubblewrap starts the same Python in new namespaces for each call. mcp-run-python is spoken to with the MCP client that ours gets.
-- The browser: `sandpool stdio` in the dialect `workbench` (screenshots: `sandpool`), a page on loopback reached through the proxy under a \
-name that one policy allows. Playwright MCP has the same Chromium, headless and with a profile in memory, and reaches the page directly. \
-`--timeout-settle 0` takes away the half second that it waits after an action. Each answer is checked: the page's last thing, the clicks, \
-what was typed.
-- Private memory is `Private_Clean` + `Private_Dirty` of all processes in the sandbox's pid namespace, or of the kernel's process.
-";
+const HOW: &str = include_str!("pages/how.md");
 
 fn row(line: &ReportRow) -> Vec<String> {
     let shown = |found: &Found| found.as_ref().map_or_else(|why| short(why), Quantity::to_string);
