@@ -56,13 +56,11 @@ struct OpenAction {
 }
 
 enum Stage {
+    /// The browser starts.
     Starting,
     /// The files of the call are still being copied.
-    Copying {
-        copy: Box<Copy>,
-        ask: BrowserAction,
-        after: Duration,
-    },
+    Copying { copy: Box<Copy>, ask: BrowserAction, after: Duration },
+    /// The driver performs the action.
     Browsing,
 }
 

@@ -14,22 +14,14 @@ use serde_json::Value;
 /// A line that a driver has sent.
 #[derive(Debug, PartialEq)]
 pub(crate) enum DriverLine {
-    Ready {
-        version: String,
-    },
-    Event {
-        n: u64,
-        event: KernelEvent,
-    },
+    /// The driver can run cells.
+    Ready { version: String },
+    /// Something that cell `n` produced.
+    Event { n: u64, event: KernelEvent },
     /// An error outside a cell, or output of an earlier cell; `run` is the number of that cell if it is output.
-    Late {
-        text: String,
-        run: Option<u64>,
-    },
-    Done {
-        n: u64,
-        done: CellEnd,
-    },
+    Late { text: String, run: Option<u64> },
+    /// Cell `n` has ended.
+    Done { n: u64, done: CellEnd },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

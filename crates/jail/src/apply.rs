@@ -35,32 +35,26 @@ pub(crate) use mounts::mount_tmpfs;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SetupEvent {
-    Loop {
-        device: volume::Device,
-    },
+    /// The volume was attached to this loop device.
+    Loop { device: volume::Device },
     /// The spare is complete. Its root and its network namespace are attached as descriptors. This is the last message.
     Prepared,
-    KeptLoop {
-        device: volume::Device,
-    },
+    /// The kept image was attached to this loop device.
+    KeptLoop { device: volume::Device },
     /// A mount of the kept volume for the launcher is attached as a descriptor.
     KeptMount,
     /// The listening socket of the sandbox's egress is attached as a descriptor.
     Egress,
     /// A protection is weaker than it could be. The sandbox is created anyway.
-    Note {
-        message: String,
-    },
+    Note { message: String },
     /// Another sandbox uses the kept volume. This is the last message.
     InUse,
     /// The process waits for the launcher to write its id maps.
     WantsMaps,
     /// The process is about to execute the guest, which closes the connection.
     Exec,
-    Failed {
-        step: usize,
-        message: String,
-    },
+    /// A step has failed. This is the last message.
+    Failed { step: usize, message: String },
 }
 
 /// The descriptors that the launcher hands to a new process.

@@ -23,33 +23,34 @@ pub enum ConfineStep {
     /// Leaves the launcher's session and process group, since both reach across pid namespaces (signals, nice, the
     /// autogroup).
     Session,
+    /// Drops the supplementary groups.
     DropGroups,
-    SetIds {
-        id: u32,
-    },
+    /// Sets all uids and gids of the process.
+    SetIds { id: u32 },
+    /// Replaces the session keyring by an empty one.
     SessionKeyring,
     /// Sets the rlimits. `processes` is set only if no cgroup counts processes.
-    Rlimits {
-        processes: Option<u64>,
-    },
+    Rlimits { processes: Option<u64> },
     /// Makes the OOM killer prefer the interpreter to its guest.
     OfferToOomKiller,
+    /// Drops all capabilities, for good.
     DropCapabilities,
+    /// Keeps other processes of the same uid from inspecting the process.
     NotDumpable,
     /// Makes the process dumpable again. After a change of ids `/proc/self` belongs to root and would be unusable.
     Dumpable,
+    /// Keeps programs from gaining privileges when they are executed.
     NoNewPrivileges,
+    /// Restricts the paths of a process that runs code.
     Landlock {
         run: Vec<PathBuf>,
         /// Writable paths in addition to those of every sandbox.
         write: Vec<PathBuf>,
     },
-    BrowserLandlock {
-        run: Vec<PathBuf>,
-    },
-    Seccomp {
-        profile: Profile,
-    },
+    /// Restricts the paths of a browser and its driver.
+    BrowserLandlock { run: Vec<PathBuf> },
+    /// Installs the system-call filter.
+    Seccomp { profile: Profile },
 }
 
 impl fmt::Display for ConfineStep {

@@ -62,12 +62,9 @@ pub(crate) struct DriverOutcome {
 #[serde(rename_all = "snake_case")]
 enum DriverReport {
     /// The driver exists. `pid` is its pid in the sandbox; a pidfd is attached.
-    Made {
-        pid: u32,
-    },
-    Failed {
-        message: String,
-    },
+    Made { pid: u32 },
+    /// The driver could not be started.
+    Failed { message: String },
 }
 
 #[derive(Debug)]

@@ -76,17 +76,11 @@ const ROOT: &str = "root";
 #[derive(Debug)]
 enum Phase {
     /// The sandbox is being created for `request` and has to be ready at `until`.
-    Building {
-        request: u64,
-        until: Instant,
-        exec: bool,
-    },
+    Building { request: u64, until: Instant, exec: bool },
+    /// The guest was executed.
     Running,
     /// The sandbox is being destroyed. At `until` the waiting requests are answered with a failure if it still exists.
-    Ending {
-        requests: Vec<(u64, LauncherReply)>,
-        until: Instant,
-    },
+    Ending { requests: Vec<(u64, LauncherReply)>, until: Instant },
 }
 
 impl Phase {

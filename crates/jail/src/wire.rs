@@ -35,28 +35,24 @@ pub struct LauncherRequest {
 #[serde(rename_all = "snake_case")]
 pub enum LauncherCall {
     /// Reports what this host offers. The call may come before `Start`, and also when `Start` would fail.
-    Survey {
-        mode: Option<Mode>,
-        cgroups: CgroupSource,
-    },
+    Survey { mode: Option<Mode>, cgroups: CgroupSource },
     /// Starts the service. It has to precede all calls except `Survey` and `Shutdown`; the guest's program is passed as
     /// a descriptor.
     Start(Start),
+    /// Creates a sandbox. The reply is sent when its guest has been executed.
     Create(Box<Create>),
-    Destroy {
-        sandbox: String,
-    },
-    Stats {
-        sandbox: String,
-    },
+    /// Destroys a sandbox. The reply is sent when nothing of it is left.
+    Destroy { sandbox: String },
+    /// Reports what a sandbox uses.
+    Stats { sandbox: String },
+    /// Lists the sandboxes.
     List,
     /// Destroys what other servers of the same state directory left behind when they died.
     SweepOthers,
     /// Lists the kept volumes.
     Kept,
-    Discard {
-        name: String,
-    },
+    /// Removes a kept volume.
+    Discard { name: String },
     /// Starts the warm interpreter, which loads the library that is passed as a descriptor. The reply is sent when the
     /// interpreter can be forked.
     Warm {
@@ -64,14 +60,11 @@ pub enum LauncherCall {
         rotation: Rotation,
     },
     /// Puts a fork of the warm interpreter into a sandbox. The reply is sent when the guest can take the fork.
-    Fork {
-        sandbox: String,
-    },
+    Fork { sandbox: String },
     /// Puts a browser driver into a sandbox that has room for one, in place of an earlier one. The reply is sent when
     /// the driver runs and the guest can take it.
-    EnterBrowser {
-        sandbox: String,
-    },
+    EnterBrowser { sandbox: String },
+    /// Reports the state of the warm interpreter.
     ZygoteStatus,
     /// Destroys all sandboxes, replies, and ends the launcher.
     Shutdown,
@@ -111,36 +104,33 @@ pub struct LauncherResponse {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LauncherReply {
+    /// What this host offers.
     Survey(Box<Survey>),
-    Started {
-        instance: PathBuf,
-        survey: Box<Survey>,
-    },
+    /// The service has started, with this directory and these layers.
+    Started { instance: PathBuf, survey: Box<Survey> },
+    /// The call has succeeded and has no other result.
     Done,
     /// The sandbox runs. The notes say what is weaker about it than about others. The egress socket comes as a
     /// descriptor.
-    Created {
-        notes: Vec<String>,
-    },
+    Created { notes: Vec<String> },
+    /// The kept volumes.
     Kept(Vec<KeptVolumeRecord>),
     /// A sandbox has the kept volume.
     InUse,
     /// The disk is full. The message is worded for callers.
-    NoSpace {
-        message: String,
-    },
+    NoSpace { message: String },
+    /// What the sandbox uses.
     Stats(Usage),
+    /// The state of the warm interpreter.
     ZygoteStatus(ZygoteStatus),
+    /// The names of the sandboxes.
     List(Vec<String>),
+    /// There is no such sandbox.
     Gone,
     /// This host cannot do what was requested; the hint says what would help.
-    Unavailable {
-        why: String,
-        hint: String,
-    },
-    Failed {
-        message: String,
-    },
+    Unavailable { why: String, hint: String },
+    /// The call has failed.
+    Failed { message: String },
 }
 
 const MAX_PACKET: usize = 64 << 10;

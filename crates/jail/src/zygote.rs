@@ -96,32 +96,21 @@ pub struct ForkOrder {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZygoteMessage {
+    /// The interpreter has imported its modules and can be forked.
     Ready,
     /// A process is on its way to the sandbox; its descriptor comes with this message. The interpreter is free for the
     /// next order.
-    Begun {
-        number: u64,
-    },
+    Begun { number: u64 },
     /// Sent by the interpreter's driver before it is ready: the modules that could not be imported, with the reasons.
     NotImported(BTreeMap<String, String>),
     /// The kernel runs and has this pid in its sandbox. A descriptor of the process comes with this message.
-    Forked {
-        number: u64,
-        pid: u32,
-    },
-    Refused {
-        number: u64,
-        message: String,
-    },
+    Forked { number: u64, pid: u32 },
+    /// The order was not carried out.
+    Refused { number: u64, message: String },
     /// The counterpart of `apply::SetupEvent::Note`.
-    Note {
-        message: String,
-    },
+    Note { message: String },
     /// A step of the interpreter's plan (see `apply::SetupEvent`) or its start as a whole has failed.
-    Failed {
-        step: usize,
-        message: String,
-    },
+    Failed { step: usize, message: String },
 }
 
 /// A process that was put into a sandbox, to be handed to the guest.
@@ -208,13 +197,10 @@ pub(crate) struct ForkRequest {
 /// What the launcher has to do as the result of a request.
 #[derive(Debug)]
 pub(crate) enum ForkOutcome {
+    /// Reply to the request.
     Answer(u64, LauncherReply),
     /// Hand the fork to the guest, then reply.
-    Forked {
-        request: u64,
-        sandbox: u64,
-        fork: Fork,
-    },
+    Forked { request: u64, sandbox: u64, fork: Fork },
 }
 
 #[derive(Debug)]
@@ -239,16 +225,12 @@ impl Sent {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ZygoteState {
-    Starting {
-        until: Instant,
-    },
-    Ready {
-        since: Instant,
-    },
+    /// The interpreter imports its modules and has to be ready at `until`.
+    Starting { until: Instant },
+    /// The interpreter can be forked.
+    Ready { since: Instant },
     /// Another interpreter has taken over; this one ends when it has no open orders.
-    Retired {
-        since: Instant,
-    },
+    Retired { since: Instant },
 }
 
 #[derive(Debug)]

@@ -55,73 +55,42 @@ pub(crate) type Locator = String;
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum BrowserAction {
     /// Opens the URL in the current tab.
-    Open {
-        url: String,
-    },
-    Click {
-        at: Locator,
-        button: MouseButton,
-        double: bool,
-    },
+    Open { url: String },
+    /// Clicks the element.
+    Click { at: Locator, button: MouseButton, double: bool },
     /// Replaces the text of the field, or appends to it. `keys` sends each character as a key press, for pages that
     /// listen to key events.
-    Type {
-        at: Locator,
-        text: String,
-        append: bool,
-        submit: bool,
-        keys: bool,
-    },
+    Type { at: Locator, text: String, append: bool, submit: bool, keys: bool },
     /// Presses a key such as `Enter` or `Control+A`, in the element or, without one, at the current focus.
-    Press {
-        key: String,
-        at: Option<Locator>,
-    },
+    Press { key: String, at: Option<Locator> },
     /// Selects options of a `select` element, by value or by visible text.
-    Select {
-        at: Locator,
-        options: Vec<String>,
-    },
-    Hover {
-        at: Locator,
-    },
+    Select { at: Locator, options: Vec<String> },
+    /// Moves the mouse over the element.
+    Hover { at: Locator },
     /// Scrolls the element into view, then scrolls by the distance if it is not zero. Without an element, scrolls the
     /// page by the distance.
-    Scroll {
-        at: Option<Locator>,
-        right: i32,
-        down: i32,
-    },
+    Scroll { at: Option<Locator>, right: i32, down: i32 },
+    /// Goes back in the history of the tab.
     Back,
+    /// Goes forward in the history of the tab.
     Forward,
+    /// Loads the page again.
     Reload,
     /// Waits until the text appears on the page, or until it disappears if `gone` is set.
-    Wait {
-        text: String,
-        gone: bool,
-    },
+    Wait { text: String, gone: bool },
     /// Puts files into a file input. The guest has copied the files to a directory that the browser may read; `files`
     /// contains their names in it.
-    Upload {
-        at: Locator,
-        files: Vec<String>,
-    },
-    Tab {
-        tab: TabAsk,
-    },
+    Upload { at: Locator, files: Vec<String> },
+    /// Lists, opens, shows or closes tabs.
+    Tab { tab: TabAsk },
     /// Evaluates JavaScript in the page's main world and returns the result as JSON.
-    Evaluate {
-        expression: String,
-    },
+    Evaluate { expression: String },
+    /// Returns the outline of the page.
     Snapshot(SnapshotAsk),
-    Screenshot {
-        at: Option<Locator>,
-        full_page: bool,
-    },
+    /// Returns a picture of the element, of the window, or of the whole page.
+    Screenshot { at: Option<Locator>, full_page: bool },
     /// Returns what the page wrote to its console and requested from the network since it was opened, newest last.
-    Log {
-        max_lines: u32,
-    },
+    Log { max_lines: u32 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -202,27 +171,18 @@ pub enum PageEvent {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum BrowseResult {
+    /// The action was performed; it has no other result.
     Done,
+    /// The outline of the page.
     Snapshot(Snapshot),
     /// A screenshot as a PNG in base64.
-    Screenshot {
-        png: String,
-        width: u32,
-        height: u32,
-        clipped: bool,
-    },
+    Screenshot { png: String, width: u32, height: u32, clipped: bool },
     /// Value of an expression as JSON text, truncated at the driver's limit.
-    Value {
-        json: String,
-        truncated: bool,
-    },
-    Tabs {
-        tabs: Vec<TabInfo>,
-    },
-    Log {
-        lines: Vec<String>,
-        dropped: u64,
-    },
+    Value { json: String, truncated: bool },
+    /// All tabs.
+    Tabs { tabs: Vec<TabInfo> },
+    /// The newest lines of the page's log, and how many older ones were dropped.
+    Log { lines: Vec<String>, dropped: u64 },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -139,38 +139,23 @@ pub enum ToGuest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum FromGuest {
-    Hello {
-        version: u32,
-    },
-    KernelReady {
-        version: String,
-    },
-    Event {
-        event: KernelEvent,
-    },
+    /// Replies to the host's `Hello` with the guest's version of the protocol.
+    Hello { version: u32 },
+    /// The kernel runs; `version` is that of its interpreter.
+    KernelReady { version: String },
+    /// Something that the cell produced.
+    Event { event: KernelEvent },
     /// Output that background processes wrote after the last cell. The guest sends it at the start of a run, before the
     /// run's own output.
-    LateOutput {
-        stdout: String,
-        stderr: String,
-        dropped: u64,
-    },
+    LateOutput { stdout: String, stderr: String, dropped: u64 },
     /// The guest left out `bytes` bytes of the stream at this point.
-    Gap {
-        stream: Stream,
-        bytes: u64,
-    },
-    RunEnd {
-        end: RunEnd,
-    },
+    Gap { stream: Stream, bytes: u64 },
+    /// The cell or command has ended.
+    RunEnd { end: RunEnd },
     /// A kernel ended while it ran no cell. The frame's call is 0.
-    KernelExited {
-        kernel: KernelId,
-        how: Ended,
-    },
-    Written {
-        size: u64,
-    },
+    KernelExited { kernel: KernelId, how: Ended },
+    /// The file was written.
+    Written { size: u64 },
     /// Describes the whole file. A client that reads a file in ranges compares `modified_ns` and `inode` to detect that
     /// the file was replaced or changed.
     FileStart {
@@ -181,23 +166,17 @@ pub enum FromGuest {
     },
     /// Result of a listing. `total` counts all entries, or all regular files for `ListOrder::Newest`, even if `entries`
     /// contains fewer.
-    Files {
-        entries: Vec<FileEntry>,
-        total: u64,
-    },
-    BrowserReady {
-        version: String,
-    },
-    Browsed {
-        browsed: Box<BrowserReply>,
-    },
+    Files { entries: Vec<FileEntry>, total: u64 },
+    /// The browser shows a blank page; `version` is the browser's own.
+    BrowserReady { version: String },
+    /// The browser action has ended.
+    Browsed { browsed: Box<BrowserReply> },
     /// The browser ended without a request. The frame's call is 0.
     BrowserExited,
+    /// The call has succeeded and has no other result.
     Done,
-    Failed {
-        failure: GuestFailure,
-        message: String,
-    },
+    /// The call has failed.
+    Failed { failure: GuestFailure, message: String },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -212,28 +191,16 @@ pub enum Stream {
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum KernelEvent {
     /// Value of the last expression, as a MIME bundle.
-    Result {
-        data: MimeBundle,
-    },
-    Display {
-        data: MimeBundle,
-        id: Option<String>,
-        update: bool,
-    },
-    Clear {
-        wait: bool,
-    },
-    Error {
-        name: String,
-        value: String,
-        text: String,
-    },
+    Result { data: MimeBundle },
+    /// Something that the code displays, or a new version of what it displayed under this id.
+    Display { data: MimeBundle, id: Option<String>, update: bool },
+    /// The code clears what it displayed, at once or when it displays something else.
+    Clear { wait: bool },
+    /// The error that ended the cell.
+    Error { name: String, value: String, text: String },
     /// An error outside a cell, such as one from a timer or an unhandled rejection. If `ago` is set, the text is
     /// instead output from threads and timers of an earlier cell, `ago` cells before this one.
-    Late {
-        text: String,
-        ago: Option<u64>,
-    },
+    Late { text: String, ago: Option<u64> },
 }
 
 pub type MimeBundle = BTreeMap<String, serde_json::Value>;
@@ -261,27 +228,20 @@ pub struct KeptOutput {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum RunStatus {
+    /// The code ran to its end.
     Ok,
     /// The code raised an error. For a cell, an `Error` event was sent before; for a command there is none.
     Error,
     /// The cell called `exit()`. The kernel continues to run.
-    Exit {
-        code: i32,
-    },
+    Exit { code: i32 },
     /// The deadline passed. The kernel continues to run if it obeyed the interrupt.
-    TimedOut {
-        state_kept: bool,
-    },
+    TimedOut { state_kept: bool },
     /// The host requested an interrupt.
-    Cancelled {
-        state_kept: bool,
-    },
+    Cancelled { state_kept: bool },
     /// The code interrupted itself, or an interrupt came from another source.
     Interrupted,
     /// The process that ran the cell ended, so its state is lost. For a command, this is its normal end.
-    Ended {
-        how: Ended,
-    },
+    Ended { how: Ended },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

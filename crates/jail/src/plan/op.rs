@@ -11,9 +11,7 @@ use crate::spec::{Content, SharedVolumeSpec, Volume};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Writes the process into a v1 cgroup.
-    JoinCgroup {
-        tasks: PathBuf,
-    },
+    JoinCgroup { tasks: PathBuf },
     /// Applies a step that changes only the process itself.
     Confine(ConfineStep),
     /// Resets scheduling and memory-killer settings that the operator may have given to the server: a negative nice
@@ -23,147 +21,89 @@ pub(crate) enum Op {
     /// the namespace, so that no name of ours is visible inside.
     CgroupNamespace,
     /// Binds the guest's socket in the sandbox's directory, from the sandbox's network namespace.
-    Listen {
-        dir: PathBuf,
-    },
+    Listen { dir: PathBuf },
     /// Listens in the sandbox's network namespace and passes the socket to the launcher: connections are accepted
     /// outside of the sandbox.
-    Egress {
-        address: SocketAddrV4,
-    },
+    Egress { address: SocketAddrV4 },
+    /// Makes the mounts of the new namespace private, so that none of ours reaches the host.
     PrivateMounts,
-    NewRoot {
-        at: PathBuf,
-        bytes: u64,
-        inodes: u64,
-    },
-    Dir {
-        path: PathBuf,
-        mode: u32,
-    },
-    Symlink {
-        path: PathBuf,
-        target: PathBuf,
-    },
-    File {
-        path: PathBuf,
-        content: Content,
-    },
+    /// Mounts the tmpfs that becomes the root of the sandbox.
+    NewRoot { at: PathBuf, bytes: u64, inodes: u64 },
+    /// Creates a directory.
+    Dir { path: PathBuf, mode: u32 },
+    /// Creates a symlink.
+    Symlink { path: PathBuf, target: PathBuf },
+    /// Writes a file.
+    File { path: PathBuf, content: Content },
     /// Shows the host's files at the path on inodes that belong to the sandbox alone.
-    Layer {
-        path: PathBuf,
-    },
+    Layer { path: PathBuf },
+    /// Unmounts the overlays, which stay alive through what is shown of them.
     HideLayers,
     /// Binds the host's own inodes at the path.
-    BindReadOnly {
-        path: PathBuf,
-    },
-    Device {
-        path: PathBuf,
-        number: (u32, u32),
-    },
-    Devpts {
-        path: PathBuf,
-        max: u32,
-    },
-    Tmpfs {
-        path: PathBuf,
-        bytes: u64,
-        inodes: u64,
-    },
-    Proc {
-        path: PathBuf,
-    },
-    MaskFile {
-        path: PathBuf,
-    },
-    MaskDir {
-        path: PathBuf,
-    },
+    BindReadOnly { path: PathBuf },
+    /// Shows a new device node, or the host's if none can be created.
+    Device { path: PathBuf, number: (u32, u32) },
+    /// Mounts a separate instance of the pseudo-terminals.
+    Devpts { path: PathBuf, max: u32 },
+    /// Mounts a tmpfs of a fixed size.
+    Tmpfs { path: PathBuf, bytes: u64, inodes: u64 },
+    /// Mounts `/proc` of the sandbox's pid namespace.
+    Proc { path: PathBuf },
+    /// Covers a file in `/proc` with `/dev/null`.
+    MaskFile { path: PathBuf },
+    /// Covers a directory in `/proc` with an empty one.
+    MaskDir { path: PathBuf },
     /// Covers a file in `/proc` with one of ours.
-    ProcFile {
-        path: PathBuf,
-        content: Content,
-    },
+    ProcFile { path: PathBuf, content: Content },
     /// Covers the boot id with a random one, different in each sandbox.
-    BootId {
-        path: PathBuf,
-    },
-    ReadOnly {
-        path: PathBuf,
-    },
+    BootId { path: PathBuf },
+    /// Makes a mount read-only.
+    ReadOnly { path: PathBuf },
     /// Mounts the volume on a directory that `HideVolume` removes later.
-    Volume {
-        volume: Volume,
-    },
+    Volume { volume: Volume },
     /// Shows a directory of the volume at `path`.
-    VolumeDir {
-        path: PathBuf,
-        mode: u32,
-    },
+    VolumeDir { path: PathBuf, mode: u32 },
+    /// Removes the directory on which the volume was mounted.
     HideVolume,
     /// Changes the owner of a directory of the volume to the sandbox's ids.
-    VolumeOwner {
-        path: PathBuf,
-        owner: u32,
-        group: u32,
-    },
+    VolumeOwner { path: PathBuf, owner: u32, group: u32 },
     /// Creates a directory below one of the volume's, once that one belongs to the sandbox.
-    SharedDir {
-        path: PathBuf,
-        mode: u32,
-        owner: u32,
-        group: u32,
-    },
+    SharedDir { path: PathBuf, mode: u32, owner: u32, group: u32 },
     /// Mounts a kept image, copied from the template if there is one, on a directory that `HideKept` removes later. The
     /// image stays locked until it is unmounted.
-    KeptImage {
-        template: Option<PathBuf>,
-        image: PathBuf,
-    },
+    KeptImage { template: Option<PathBuf>, image: PathBuf },
     /// Shows the single directory of the kept image at `path`, with its files mapped to `owner`.
-    KeptDir {
-        path: PathBuf,
-        owner: u32,
-    },
+    KeptDir { path: PathBuf, owner: u32 },
+    /// Removes the directory on which the kept image was mounted.
     HideKept,
     /// Shows a kept image that is still mounted from its last use.
-    KeptMounted {
-        path: PathBuf,
-    },
+    KeptMounted { path: PathBuf },
     /// Passes a second mount of the kept volume to the launcher, which may park the volume for the next sandbox.
-    HoldKept {
-        path: PathBuf,
-    },
+    HoldKept { path: PathBuf },
     /// Binds a kept volume in memory, which the launcher has mounted at `at`.
-    KeptBind {
-        at: PathBuf,
-        path: PathBuf,
-        owner: u32,
-    },
+    KeptBind { at: PathBuf, path: PathBuf, owner: u32 },
     /// Shows a directory of the host. With an `owner`, files of the directory's owner appear as files of `owner`.
-    Share {
-        shared: SharedVolumeSpec,
-        owner: Option<u32>,
-    },
+    Share { shared: SharedVolumeSpec, owner: Option<u32> },
+    /// Makes the new root the root of the process and detaches the old one.
     PivotRoot,
+    /// Makes the root itself read-only.
     SealRoot,
-    Hostname {
-        name: String,
-    },
+    /// Sets the host name in the sandbox's uts namespace.
+    Hostname { name: String },
+    /// Limits what the sandbox's sockets may hold, and turns on the loopback interface.
     LoopbackUp,
     /// Creates the user namespace as the sandbox's host uid, not as root. The Linux kernel charges its per-user
     /// counters (inotify, pending signals, locked memory) to the creator as well, so one sandbox could otherwise
     /// exhaust root's limits. The launcher writes the maps.
-    UserNamespace {
-        map: IdMap,
-    },
+    UserNamespace { map: IdMap },
     /// Forbids namespaces below this one and limits the sandbox to a share of the per-user counters.
     UserLimits,
+    /// Has the Linux kernel kill the process when the launcher ends.
     DieWithLauncher,
     /// Arranges the descriptors: 0 and 1 are `/dev/null`, 2 is the launcher's log, 3 is the listening socket, and 4 is
     /// the channel from which forked kernels arrive. All others are closed.
     Descriptors,
+    /// Executes the guest.
     Exec,
 }
 

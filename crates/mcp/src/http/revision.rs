@@ -19,13 +19,9 @@ const PARAM: &str = "mcp-param-";
 #[derive(Debug, PartialEq)]
 pub(super) enum Era {
     /// A revision up to 2025-11-25, as the session negotiated it or as the header names it.
-    Legacy {
-        version: Option<ProtocolVersion>,
-    },
-    Modern {
-        version: ProtocolVersion,
-        meta_is_malformed: bool,
-    },
+    Legacy { version: Option<ProtocolVersion> },
+    /// Revision 2026-07-28 or later, as the request itself states.
+    Modern { version: ProtocolVersion, meta_is_malformed: bool },
 }
 
 /// Returns whether the header names revision 2026-07-28 or later.

@@ -28,56 +28,31 @@ const SHOWN: usize = 64;
 const BODY_SHOWN: usize = 4000;
 
 /// Lines that `conversation` logs about a request on its way through the server, in the order of
-/// docs/dialects/conversation.md.
+/// docs/dialects/conversation.md. `MoreFiles` counts those beyond the first few. `CompletedWithError` is a call that
+/// succeeded although the code that it ran failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum McpLine<'a> {
-    Incoming {
-        method: &'a str,
-        id: &'a Value,
-    },
+    Incoming { method: &'a str, id: &'a Value },
     ProcessingInitialize,
     InitializeSuccessful,
     BuildingToolsList,
     FoundRunners(usize),
     ReturningTools(usize),
-    ToolCall {
-        tool: &'a str,
-    },
-    ParsingArguments {
-        tool: &'a str,
-    },
+    ToolCall { tool: &'a str },
+    ParsingArguments { tool: &'a str },
     RunCode(RunCode<'a>),
     UsingRunner(&'a str),
-    CreatingDirectory {
-        conversation: &'a str,
-    },
-    DirectoryCreated {
-        hex: &'a str,
-    },
+    CreatingDirectory { conversation: &'a str },
+    DirectoryCreated { hex: &'a str },
     Executing(RunCode<'a>),
-    ExecutionCompleted {
-        success: bool,
-        exit_code: i32,
-    },
+    ExecutionCompleted { success: bool, exit_code: i32 },
     ListingFiles,
     FoundFiles(usize),
-    FileAvailable {
-        name: &'a str,
-        url: &'a str,
-    },
-    /// Number of files beyond the first few.
+    FileAvailable { name: &'a str, url: &'a str },
     MoreFiles(usize),
-    Completed {
-        tool: &'a str,
-    },
-    /// The call succeeded, but the code that it ran failed.
-    CompletedWithError {
-        tool: &'a str,
-    },
-    Failed {
-        tool: &'a str,
-        code: &'a str,
-    },
+    Completed { tool: &'a str },
+    CompletedWithError { tool: &'a str },
+    Failed { tool: &'a str, code: &'a str },
 }
 
 /// Sizes of a `sandbox.run_code`, without its code or any value of its environment.
