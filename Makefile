@@ -1,6 +1,6 @@
 # build   release binaries, guest and zygote inside         test   everything that must hold, for CI: about 20 minutes
 # run     build, prepare the languages, serve over HTTP    quick  tests without root, network and sandboxes: under a minute
-# check   format, lints, licences, documents
+# check   format, lints, licences, documents               docs   write docs/settings.md and docs/environment.md
 # hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
 # neighbours  what one tenant notices of another's attacks, writes docs/neighbours.md
 # browser install Chromium for the sandboxes               clean  remove what was built
@@ -10,7 +10,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run browser quick test test-vm hostile neighbours bench check measure clean needs
+.PHONY: build run browser quick test test-vm hostile neighbours bench check docs measure clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -71,6 +71,9 @@ check:
 	$(CARGO) deny --locked check licenses bans sources; \
 	if $(CARGO) deny --locked fetch db; then $(CARGO) deny --locked check advisories; else echo 'SKIP advisories: the database is out of reach' >&2; fi
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --workspace --no-deps --quiet
+
+docs:
+	SANDPOOL_WRITE_DOCS=1 $(CARGO) test --locked --quiet --package sandpool --test documents settings
 
 measure:
 	@scripts/measure $(if $(AGAINST),--against '$(AGAINST)') $(if $(LIST),--list)

@@ -67,9 +67,9 @@ impl LimitHelp {
         memory: "Memory of a context",
         cpus: "Processor time of a context, in cores",
         disk: "Disk quota of a context",
-        pool: "Sandboxes kept ready when this is the default dialect",
-        idle: "A context unused for so long is removed",
-        contexts: "Contexts a tenant may have",
+        pool: "Ready sandboxes that are always kept if this is the default dialect",
+        idle: "A context that is not used for this time is removed",
+        contexts: "Most contexts of a tenant",
     };
 }
 

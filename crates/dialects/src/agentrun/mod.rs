@@ -22,7 +22,7 @@ pub const REALM: Realm = Realm("agentrun");
 const LIMIT_HELP: LimitHelp = LimitHelp {
     memory: "Memory of all contexts of a tenant together",
     cpus: "Processor time of all contexts of a tenant together, in cores",
-    pool: "Sandboxes kept ready; as many runs execute at once",
+    pool: "Ready sandboxes that are always kept; also the most runs at once",
     ..LimitHelp::USUAL
 };
 

@@ -23,8 +23,8 @@ const LIMIT_HELP: LimitHelp = LimitHelp {
     memory: "Memory of one call",
     cpus: "Processor time of one call, in cores",
     disk: "Disk quota of a conversation's `/data`",
-    idle: "Files of a conversation are deleted so long after the last call",
-    contexts: "Conversations of a tenant whose files are kept",
+    idle: "The files of a conversation that is not used for this time are deleted",
+    contexts: "Most conversations of a tenant that have files",
     ..LimitHelp::USUAL
 };
 

@@ -183,12 +183,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_in_docs_is_the_one_the_list_makes() {
-        let committed = include_str!("../../../../docs/environment.md");
-        assert_eq!(committed, page(), "run `sandpool config --environment > docs/environment.md`");
-    }
-
-    #[test]
     fn a_misspelt_variable_is_found() {
         assert_eq!(misspelt("SANDPOOL_API_TOKN"), Some(("SANDPOOL_API_TOKN".into(), "SANDPOOL_API_TOKEN")));
         assert_eq!(misspelt("MSB_MAX_SESSION"), Some(("MSB_MAX_SESSION".into(), "MSB_MAX_SESSIONS")));

@@ -86,7 +86,7 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
     // In `agentrun` the size of the pool is also the number of runs at once, so it cannot be 0.
     let is_agentrun = realm == dialects::agentrun::REALM;
     let idle = match idle_timeout {
-        _ if is_agentrun => Computed("24 hours over HTTP, never over stdio, where all end with the client"),
+        _ if is_agentrun => Computed("24 hours over HTTP; never over stdio, where contexts end with the client"),
         Some(time) => is(time.as_secs()),
         None => Unset,
     };
@@ -97,7 +97,7 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
             "timeout",
             Time(0.1, DAY),
             is(timeout.as_secs()),
-            "Longest time one run may take unless the call asks for another",
+            "Longest time that a run may take, unless the call asks for another",
         ),
         of("memory_mb", Whole(64, 1 << 24), is(limits.memory_bytes >> 20), help.memory),
         of("cpus", Number(0.05, 1024.0), is(cores), help.cpus),
@@ -122,10 +122,10 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
             "text_budget",
             Whole(200, 10_000_000),
             is(text_budget),
-            "Characters of one stream in a result; head and tail are kept",
+            "Characters of one stream in a result; of a longer one, head and tail are kept",
         ),
-        of("shutdown_grace", Time(0.0, 3600.0), Is("30"), "Time that running code gets to end when the server stops"),
-        of("network", Text, Unset, "Policy of its sandboxes, besides `network.default`: both have to allow"),
+        of("shutdown_grace", Time(0.0, 3600.0), Is("30"), "Time for running code to end when the server stops"),
+        of("network", Text, Unset, "Policy of its sandboxes, in addition to `network.default`: both have to allow"),
     ]);
     all
 }
@@ -147,7 +147,7 @@ pub(crate) static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     all.extend(dialects::all(&Options::default()).filter(browses).map(|dialect| {
         let key = text(format!("dialect.{}.browser_memory_mb", dialect.id));
         let half = Computed("half of `memory_mb`");
-        setting(key, Whole(64, 1 << 24), half, "Memory that the browser of a context may take of the context's")
+        setting(key, Whole(64, 1 << 24), half, "Memory that the browser of a context may use, as part of `memory_mb`")
     }));
     // Some settings also have the variable names of other servers.
     for (key, name) in WRAPPER {
@@ -177,10 +177,10 @@ const GENERAL: [Setting; 74] = [
         "log",
         Text,
         Computed("`info` for `stdio` and `serve`, else `warn`"),
-        "What to log, on stderr: `error`, `warn`, `info`, `debug`, or a filter such as `engine=debug`",
+        "What to log on standard error: `error`, `warn`, `info`, `debug`, or a filter such as `engine=debug`",
     )
     .flag("log", "FILTER", &["SANDPOOL_LOG"]),
-    setting("log_format", OneOf(&["human", "json"]), Is("\"human\""), "Form of the log lines").flag(
+    setting("log_format", OneOf(&["human", "json"]), Is("\"human\""), "Format of log lines").flag(
         "log-format",
         "FORM",
         &["SANDPOOL_LOG_FORMAT"],
@@ -189,12 +189,12 @@ const GENERAL: [Setting; 74] = [
         "dialect.default",
         OneOf(dialects::IDS),
         Is("\"sandpool\""),
-        "The set of tools to offer; over HTTP the one at `/mcp`",
+        "Dialect (set of tools) to serve; over HTTP, the one at `/mcp`",
     )
     .flag("dialect", "NAME", &["SANDPOOL_DIALECT"]),
-    setting("lang", OneOf(&["en", "zh"]), Unset, "Language of the tools' descriptions; unset means the dialect's own")
+    setting("lang", OneOf(&["en", "zh"]), Unset, "Language of the tools' descriptions; unset: the dialect's usual one")
         .flag("lang", "LANG", &["SANDPOOL_LANG"]),
-    setting("backend", List, Is("[\"native\"]"), "Where sandboxes are made, best first").flag(
+    setting("backend", List, Is("[\"native\"]"), "Back ends that create sandboxes, the preferred one first; `native` is the only one of this version").flag(
         "backend",
         "NAMES",
         &["SANDPOOL_BACKEND"],
@@ -203,52 +203,52 @@ const GENERAL: [Setting; 74] = [
         "floor",
         OneOf(&["basic", "reduced", "full"]),
         Is("\"basic\""),
-        "Refuse to run when the isolation level of this machine is lower than this",
+        "Isolation level below which the server refuses to start",
     ),
     setting(
         "systemd_scope",
         Switch,
         Is("true"),
-        "Where the server's own cgroup is not its to use, ask systemd over D-Bus for a scope with `Delegate=yes`, in which the limits of sandboxes hold",
+        "If the server may not manage its own cgroup, ask systemd over D-Bus for a scope with `Delegate=yes`, in which sandboxes get their limits",
     )
     .env(&["SANDPOOL_SYSTEMD_SCOPE"]),
     setting(
         "ready_max",
         Whole(0, 10_000),
         Is("64"),
-        "Sandboxes kept ready for new contexts, of all tenants and dialects together: as many as demand asks for, those of `pool_size` always",
+        "Most ready sandboxes of all tenants and dialects together; demand decides how many there are, and those of `pool_size` are always kept",
     ),
-    setting("ready_memory_mb", Whole(0, 1 << 24), Is("512"), "Memory that sandboxes kept ready may take together"),
+    setting("ready_memory_mb", Whole(0, 1 << 24), Is("512"), "Most memory that ready sandboxes may use together"),
     setting(
         "state_dir",
         Text,
         Computed("`sandpool` in the XDG state directory; for root `/var/lib/sandpool`"),
-        "Directory of what belongs to running servers",
+        "Directory in which servers keep their state: volumes, keys, the journal",
     )
     .flag("state-dir", "DIR", &["SANDPOOL_STATE_DIR"]),
     setting(
         "keep_free_mb",
         Whole(0, 1 << 30),
         Unset,
-        "What sandboxes leave free of the state directory's file system; unset means 5 % of it, at least 1024 MB and at most 8192 MB",
+        "Space that sandboxes leave free on the state directory's file system; unset: 5 % of it, at least 1024 and at most 8192",
     ),
     setting(
         "runtimes.dir",
         Text,
         Computed("`sandpool/runtimes` in the XDG data directory"),
-        "Directory the language runtimes are prepared in",
+        "Directory in which `sandpool setup` prepares the languages",
     ),
     setting(
         "runtimes.python",
         Text,
         Unset,
-        "Python interpreter (3.11 or newer) to build on; unset means the best one found",
+        "Python interpreter (3.11 to 3.14) to build on; unset: the best one found",
     ),
     setting(
         "runtimes.packages",
         List,
         Is("[]"),
-        "Python packages to install besides the pinned list, such as `polars` or `polars==1.2.3`; these are not checked against hashes",
+        "Python packages to install besides the pinned ones, such as `polars` or `polars==1.2.3`; no hashes are checked for these",
     ),
     setting(
         "runtimes.node",
@@ -260,69 +260,69 @@ const GENERAL: [Setting; 74] = [
         "runtimes.threads",
         Whole(1, 1024),
         Is("1"),
-        "Threads of numeric libraries (OpenBLAS, OpenMP) in an interpreter",
+        "Threads that numeric libraries (OpenBLAS, OpenMP) may start in a kernel",
     ),
     setting(
         "runtimes.warm",
         Switch,
         Is("true"),
-        "Fork Python interpreters from one that has imported its libraries, instead of starting each anew",
+        "Fork Python kernels from one interpreter that has imported its libraries, instead of starting each kernel separately",
     )
     .env(&["SANDPOOL_WARM"]),
     setting(
         "runtimes.preload",
         List,
         Is("[\"numpy\", \"pandas\", \"matplotlib.pyplot\"]"),
-        "Python modules that are imported before an interpreter is forked; they must start no thread",
+        "Python modules that this interpreter imports before kernels are forked from it; they must not start threads",
     )
     .env(&["SANDPOOL_PRELOAD"]),
     setting(
         "browser",
         Text,
         Is("\"auto\""),
-        "`auto`: Chromium if this machine has it; `off`; or the path of its binary",
+        "Browser of sandboxes: `auto` (Chromium, if this machine has it), `off`, or the path of a Chromium binary",
     )
     .env(&["SANDPOOL_BROWSER"]),
     setting(
         "network.default",
         Text,
-        Computed("`off`, but for dialects that name a policy"),
-        "Policy of all sandboxes: `off`, `public` (every public address), `packages` (where pip, npm and the like get them), or the name of a table `[network.policy.<name>]`",
+        Computed("`off`, except for dialects that name a policy"),
+        "Policy of all sandboxes: `off`, `public` (every public address), `packages` (the registries of pip, npm and the like), or the name of a table `[network.policy.<name>]`",
     ),
     setting(
         "network.allow",
         List,
         Unset,
-        "What all sandboxes may reach, as in the `allow` of a policy; in place of `network.default`",
+        "What all sandboxes may reach, written as the `allow` of a policy; replaces `network.default`",
     )
     .flag("network-allow", "NAME[:PORT],...", &["SANDPOOL_NETWORK_ALLOW"]),
-    setting("network.policy", Table, Unset, "Policies by name; `docs/network.md` has the keys"),
-    setting("network.hosts", Table, Unset, "Names and addresses, in place of what a resolver says"),
-    setting("network.secret", Tables, Unset, "Secrets that are put into requests on their way out"),
-    setting("size.small.network", Text, Unset, "Policy of sandboxes of this size, besides that of the dialect"),
-    setting("size.medium.network", Text, Unset, "Policy of sandboxes of this size, besides that of the dialect"),
-    setting("size.large.network", Text, Unset, "Policy of sandboxes of this size, besides that of the dialect"),
-    setting("serve.listen", Text, Is("\"127.0.0.1:8775\""), "Address `serve` listens on").flag(
+    setting("network.policy", Table, Unset, "Policies by name; docs/network.md explains their keys"),
+    setting("network.hosts", Table, Unset, "Names with their addresses, used in place of a resolver's answers"),
+    setting("network.secret", Tables, Unset, "Secrets that the proxy inserts into requests; docs/network.md explains their keys"),
+    setting("size.small.network", Text, Unset, "Policy of sandboxes of this size, in addition to the dialect's: both have to allow"),
+    setting("size.medium.network", Text, Unset, "Policy of sandboxes of this size, in addition to the dialect's: both have to allow"),
+    setting("size.large.network", Text, Unset, "Policy of sandboxes of this size, in addition to the dialect's: both have to allow"),
+    setting("serve.listen", Text, Is("\"127.0.0.1:8775\""), "Address that `serve` listens on").flag(
         "listen",
         "HOST:PORT",
         &["SANDPOOL_LISTEN"],
     ),
-    setting("serve.host", Text, Unset, "The host of `serve.listen`, where only that is to change")
+    setting("serve.host", Text, Unset, "Host of `serve.listen`, to change only that")
         .env(&["MCP_SERVER_HOST"]),
-    setting("serve.port", Whole(0, 65_535), Unset, "The port of `serve.listen`, where only that is to change")
+    setting("serve.port", Whole(0, 65_535), Unset, "Port of `serve.listen`, to change only that")
         .env(&["MCP_SERVER_PORT"]),
     setting(
         "serve.public_url",
         Text,
         Computed("`http://` and the address `serve` listens on"),
-        "Where clients reach the server: links to files begin with it",
+        "Address at which clients reach the server; links to files begin with it",
     )
     .flag("public-url", "URL", &["SANDPOOL_PUBLIC_URL", "PUBLIC_BASE_URL"]),
     setting(
         "serve.allowed_hosts",
         List,
         Is("[]"),
-        "Names in the `Host` header besides loopback and that of the public URL; `*` allows all",
+        "Names accepted in the `Host` header besides loopback and the name in the public URL; `*` accepts all",
     )
     .flag("allowed-hosts", "NAMES", &["SANDPOOL_ALLOWED_HOSTS"]),
     setting("serve.allowed_origins", List, Is("[]"), "Origins of web pages that may call; others are refused").flag(
@@ -330,66 +330,66 @@ const GENERAL: [Setting; 74] = [
         "ORIGINS",
         &["SANDPOOL_ALLOWED_ORIGINS"],
     ),
-    setting("serve.cors", Switch, Is("false"), "Let web pages of other origins call").flag(
+    setting("serve.cors", Switch, Is("false"), "Send CORS headers, so that web pages can call: those of `serve.allowed_origins`, or of every origin if that is empty; without a token, only those of this machine").flag(
         "cors",
         "",
         &["SANDPOOL_CORS", "MCP_ENABLE_CORS"],
     ),
-    setting("serve.max_connections", Whole(1, 100_000), Is("8192"), "Connections at once"),
-    setting("serve.max_sessions", Whole(1, 1_000_000), Is("10000"), "Protocol sessions of clients of older revisions"),
-    setting("serve.session_idle", Time(1.0, 30.0 * DAY), Is("1800"), "A protocol session unused for so long is ended"),
-    setting("serve.max_body_mb", Whole(1, 1024), Is("24"), "Largest request body"),
+    setting("serve.max_connections", Whole(1, 100_000), Is("8192"), "Most connections at once"),
+    setting("serve.max_sessions", Whole(1, 1_000_000), Is("10000"), "Most MCP sessions at once; clients of older revisions have them"),
+    setting("serve.session_idle", Time(1.0, 30.0 * DAY), Is("1800"), "An MCP session that is not used for this time is ended"),
+    setting("serve.max_body_mb", Whole(1, 1024), Is("24"), "Largest body of a request"),
     setting(
         "serve.call_memory_mb",
         Whole(16, 1 << 20),
         Computed("a quarter of the machine's memory, at most 1024"),
-        "Memory that calls of all tenants may hold in the server: requests under way, results, answers that are not read yet",
+        "Memory that the calls of all tenants may occupy in the server: requests, results, and answers until they are sent",
     ),
-    setting("serve.header_timeout", Time(0.1, 3600.0), Is("10"), "Time for the headers of a request"),
-    setting("serve.body_timeout", Time(0.1, DAY), Is("60"), "Time for the body of a request"),
-    setting("serve.idle_timeout", Time(1.0, DAY), Is("120"), "A connection without a request for so long is closed"),
-    setting("serve.write_timeout", Time(1.0, DAY), Is("60"), "A client that reads nothing for so long is cut off"),
-    setting("auth.token", Text, Unset, "The bearer token of the one tenant")
+    setting("serve.header_timeout", Time(0.1, 3600.0), Is("10"), "Time in which the headers of a request have to arrive"),
+    setting("serve.body_timeout", Time(0.1, DAY), Is("60"), "Time in which the body of a request has to arrive"),
+    setting("serve.idle_timeout", Time(1.0, DAY), Is("120"), "A connection without a request for this time is closed"),
+    setting("serve.write_timeout", Time(1.0, DAY), Is("60"), "A client that reads nothing for this time is disconnected"),
+    setting("auth.token", Text, Unset, "Bearer token, if the server has one tenant")
         .env(&["SANDPOOL_API_TOKEN", "MCP_API_TOKEN"])
         .secret(),
-    setting("auth.token_file", Text, Unset, "A file with the bearer token in its first line").flag(
+    setting("auth.token_file", Text, Unset, "File whose first line is the bearer token").flag(
         "token-file",
         "FILE",
         &["SANDPOOL_TOKEN_FILE"],
     ),
-    setting("auth.tenants", Text, Unset, "A TOML file of tenants: names, hashes of tokens, quotas").flag(
+    setting("auth.tenants", Text, Unset, "TOML file of tenants: names, hashes of tokens, quotas").flag(
         "tenants",
         "FILE",
         &["SANDPOOL_TENANTS"],
     ),
-    setting("auth.none", Switch, Is("false"), "Serve everybody who can connect, also on other addresses than loopback")
+    setting("auth.none", Switch, Is("false"), "Serve everybody who can connect, without a token, also on addresses other than loopback")
         .flag("no-auth", "", &["SANDPOOL_NO_AUTH"]),
-    setting("auth.jwks", Text, Unset, "Keys that sign tokens (JWKS): a file, or an `https` address"),
-    setting("auth.audience", Text, Unset, "What the `aud` of such a token has to name; needed with `auth.jwks`"),
-    setting("auth.issuer", Text, Unset, "What its `iss` has to be"),
+    setting("auth.jwks", Text, Unset, "Public keys (JWKS) of an identity provider whose tokens are accepted: a file or an `https` address"),
+    setting("auth.audience", Text, Unset, "What the `aud` claim of such a token has to contain; required with `auth.jwks`"),
+    setting("auth.issuer", Text, Unset, "What the `iss` claim of such a token has to be; unset: not checked"),
     setting(
         "auth.jwks_max_age",
         Time(60.0, 365.0 * DAY),
         Is("86400"),
-        "How long keys are trusted when they cannot be fetched anew; then tokens are refused",
+        "How long keys are trusted while they cannot be fetched again; after that, tokens are refused",
     ),
-    setting("auth.tenant_claim", Text, Is("\"sub\""), "The claim that names the tenant"),
-    setting("auth.servers", List, Is("[]"), "Authorization servers named in the protected resource's metadata"),
-    setting("quota.contexts", Whole(1, 1_000_000), Unset, "Contexts of a tenant in all dialects together"),
-    setting("quota.runs", Whole(1, 10_000), Unset, "Runs of a tenant that execute at once"),
-    setting("quota.memory_mb", Whole(64, 1 << 24), Unset, "Memory of all sandboxes of a tenant together"),
+    setting("auth.tenant_claim", Text, Is("\"sub\""), "Claim of such a token that names the tenant"),
+    setting("auth.servers", List, Is("[]"), "Authorization servers that the protected resource metadata (RFC 9728) names"),
+    setting("quota.contexts", Whole(1, 1_000_000), Unset, "Most contexts of a tenant, in all dialects together"),
+    setting("quota.runs", Whole(1, 10_000), Unset, "Most runs of a tenant at once"),
+    setting("quota.memory_mb", Whole(64, 1 << 24), Unset, "Most memory of all sandboxes of a tenant together"),
     setting(
         "quota.call_memory_mb",
         Whole(16, 1 << 20),
         Is("256"),
-        "Of `serve.call_memory_mb`, what calls of one tenant may hold; a request counts twice its size",
+        "Memory that the calls of one tenant may occupy, as part of `serve.call_memory_mb`; a request counts twice its size",
     ),
-    setting("quota.calls_per_second", Number(0.01, 1_000_000.0), Unset, "Calls of a tenant"),
+    setting("quota.calls_per_second", Number(0.01, 1_000_000.0), Unset, "Most calls of a tenant in a second"),
     setting(
         "files.secret",
         Text,
-        Computed("made once, and kept in the state directory"),
-        "What the addresses of files are made with",
+        Computed("generated once and kept in the state directory"),
+        "Key from which the links to files are computed",
     )
     .env(&["SANDPOOL_FILE_SECRET"])
     .secret(),
@@ -397,16 +397,16 @@ const GENERAL: [Setting; 74] = [
         "files.link_ttl",
         Time(1.0, 365.0 * DAY),
         Unset,
-        "Links to files end after this; unset means with the context",
+        "Time after which a link to a file expires; unset: links end with their context",
     ),
-    setting("journal.enabled", Switch, Is("true"), "Write down who did what when (`serve` only)"),
-    setting("journal.contents", Switch, Is("false"), "With code and output, not only their sizes"),
-    setting("journal.days", Whole(1, 3650), Is("30"), "Days that the journal is kept"),
+    setting("journal.enabled", Switch, Is("true"), "Write the journal: who did what, and when (`serve` only)"),
+    setting("journal.contents", Switch, Is("false"), "Write code and output into the journal, not only their sizes"),
+    setting("journal.days", Whole(1, 3650), Is("30"), "Days for which the journal is kept"),
     setting(
         "agentrun.default_context",
         Switch,
         Is("false"),
-        "Let `run_code` go without `context_id`, in a context named `default`",
+        "Accept `run_code` without `context_id`, and run it in a context named `default`",
     ),
     setting(
         "microsandbox.default_flavor",
@@ -415,44 +415,44 @@ const GENERAL: [Setting; 74] = [
         "Flavor of a session that names none",
     )
     .env(&["MSB_DEFAULT_FLAVOR"]),
-    setting("microsandbox.max_total_memory_mb", Whole(64, 1 << 24), Unset, "Sum of the memory of all sessions")
+    setting("microsandbox.max_total_memory_mb", Whole(64, 1 << 24), Unset, "Most memory of the sessions of all tenants together")
         .env(&["MSB_MAX_TOTAL_MEMORY_MB"]),
     setting(
         "microsandbox.evict",
         Switch,
         Is("true"),
-        "At `max_contexts` the idle session that was not used for the longest time makes room",
+        "When `max_contexts` is reached, end the idle session that was unused for the longest time, to make room",
     )
     .env(&["MSB_ENABLE_LRU_EVICTION"]),
-    setting("microsandbox.cleanup_interval", Time(1.0, DAY), Is("60"), "How often idle sessions are looked for")
+    setting("microsandbox.cleanup_interval", Time(1.0, DAY), Is("60"), "Time between two searches for sessions to end")
         .env(&["MSB_CLEANUP_INTERVAL"]),
     setting(
         "microsandbox.orphan_interval",
         Time(1.0, DAY),
         Is("600"),
-        "How often what dead servers left behind is looked for",
+        "Time between two searches for what dead servers left behind",
     )
     .env(&["MSB_ORPHAN_CLEANUP_INTERVAL"]),
-    setting("microsandbox.start_timeout", Time(1.0, 3600.0), Is("180"), "Longest time a sandbox may take to start")
+    setting("microsandbox.start_timeout", Time(1.0, 3600.0), Is("180"), "Longest time that a sandbox may take to start")
         .env(&["MSB_SANDBOX_START_TIMEOUT"]),
     setting(
         "microsandbox.volumes",
         List,
         Is("[]"),
-        "Directories of this machine that sessions share: `host:container`, with `:ro` read-only",
+        "Directories of this machine that all sessions share: `host:container`, or `host:container:ro` for read-only",
     )
     .env(&["MSB_SHARED_VOLUME_PATH"]),
     setting(
         "microsandbox.show_host_paths",
         Switch,
         Is("false"),
-        "Tell tenants with a token where shared volumes lie on this machine",
+        "Tell tenants that have a token where shared volumes are on this machine",
     ),
     setting(
         "conversation.underscores",
         Switch,
         Is("false"),
-        "Advertise `sandbox_run_code` in place of `sandbox.run_code`, for hosts that refuse dots",
+        "Offer `sandbox_run_code` in place of `sandbox.run_code`, for clients that refuse dots in names",
     ),
 ];
 
