@@ -28,7 +28,7 @@ pub(crate) fn take(path: &Path) -> io::Result<[u8; 32]> {
 pub(crate) fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
     match std::fs::read(path) {
         Ok(bytes) => {
-            let wrong = || io::Error::other("is not a secret of 32 bytes; remove it, and a new one is made");
+            let wrong = || io::Error::other("is not a secret of 32 bytes; remove it to have a new one generated");
             bytes.try_into().map(Some).map_err(|_| wrong())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -41,7 +41,7 @@ fn token(auth: &config::Auth) -> Result<Option<Secret>, AuthError> {
             Secret::parse(&text).map(Some).map_err(|why| wrong("auth.token_file", why))
         }
         (Some(_), Some(_)) => {
-            Err(AuthError::Setting("`auth.token` and `auth.token_file` are both set; which one is meant?".into()))
+            Err(AuthError::Setting("`auth.token` and `auth.token_file` are both set; set only one of them".into()))
         }
     }
 }
@@ -55,7 +55,7 @@ fn jwt(auth: &config::Auth) -> Result<Option<JwtConfig>, AuthError> {
     let Some(keys) = &auth.jwks else { return Ok(None) };
     let keys = KeySource::parse(keys).map_err(|why| AuthError::Setting(format!("`auth.jwks`: {why}")))?;
     let audience = auth.audience.clone().ok_or_else(|| {
-        AuthError::Setting("`auth.jwks` needs `auth.audience`: without it a token for any service would do".into())
+        AuthError::Setting("`auth.jwks` needs `auth.audience`: without it, tokens for any service are accepted".into())
     })?;
     let (issuer, tenant_claim) = (auth.issuer.clone(), auth.tenant_claim.clone());
     Ok(Some(JwtConfig { keys, audience, issuer, tenant_claim, max_age: auth.jwks_max_age }))
@@ -92,7 +92,7 @@ mod tests {
         let auth = configured("[auth]\ntoken_file = 'DIR/token'", &[]).unwrap();
         assert_eq!(auth.token.map(|token| token.sha256()), digest("from-a-file"));
         let both = configured("[auth]\ntoken_file = 'DIR/token'", &[("SANDPOOL_API_TOKEN", "x")]).unwrap_err();
-        assert_eq!(both, "`auth.token` and `auth.token_file` are both set; which one is meant?");
+        assert_eq!(both, "`auth.token` and `auth.token_file` are both set; set only one of them");
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         let refused = |toml| configured(toml, &[]).unwrap_err();
         assert_eq!(
             refused("[auth]\njwks = 'https://id.example.com/jwks'"),
-            "`auth.jwks` needs `auth.audience`: without it a token for any service would do"
+            "`auth.jwks` needs `auth.audience`: without it, tokens for any service are accepted"
         );
         assert_eq!(
             refused("[auth]\njwks = 'http://id.example.com/jwks'\naudience = 'a'"),

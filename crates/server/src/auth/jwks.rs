@@ -35,7 +35,7 @@ pub(crate) enum KeysError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot fetch the key set: {0}")]
     Fetch(String),
-    #[error("the key set is not one: {0}")]
+    #[error("the key set is not valid: {0}")]
     Content(String),
 }
 
@@ -198,7 +198,7 @@ fn fetch(url: &str) -> Result<Vec<u8>, String> {
     let certificates = rustls_native_certs::load_native_certs();
     let roots: Vec<_> = certificates.certs.iter().map(|cert| Certificate::from_der(cert.as_ref()).to_owned()).collect();
     if roots.is_empty() && url.starts_with("https:") {
-        return Err("this machine has no certificates of authorities (package `ca-certificates`)".into());
+        return Err("this machine has no certificates of authorities; install the package `ca-certificates`".into());
     }
     let tls = TlsConfig::builder()
         .provider(TlsProvider::Rustls)
@@ -232,7 +232,7 @@ fn parse(text: &[u8]) -> Result<Arc<[VerifyingKey]>, String> {
     let set: KeySet = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let keys: Arc<[VerifyingKey]> = set.keys.into_iter().take(MOST_KEYS).filter_map(key).collect();
     if keys.is_empty() {
-        return Err("there is no key for RS256, ES256 or EdDSA in it".into());
+        return Err("it has no key for RS256, ES256 or EdDSA".into());
     }
     Ok(keys)
 }
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(keys.iter().map(|key| key.id.as_deref()).collect::<Vec<_>>(), [Some("good")]);
         for (bad, why) in [
             (&b"{}"[..], "missing field `keys` at line 1 column 2"),
-            (br#"{"keys": []}"#, "there is no key for RS256, ES256 or EdDSA in it"),
+            (br#"{"keys": []}"#, "it has no key for RS256, ES256 or EdDSA"),
             (&vec![b' '; (256 << 10) + 1], "it is larger than 262144 bytes"),
         ] {
             assert_eq!(parse(bad).err().unwrap(), why);

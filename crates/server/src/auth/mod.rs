@@ -67,7 +67,7 @@ pub(crate) enum AuthError {
     Keys(#[from] KeysError),
     #[error("{0}")]
     Setting(String),
-    #[error("the token of `SANDPOOL_API_TOKEN` is also tenant `{0}`'s; whose would a call be?")]
+    #[error("the token of `SANDPOOL_API_TOKEN` is also that of tenant `{0}`; give each tenant its own token")]
     SharedToken(String),
 }
 
@@ -146,7 +146,7 @@ impl Auth {
         }
         if config.token.as_ref().is_some_and(Secret::is_short) {
             tracing::warn!(
-                "the token of `SANDPOOL_API_TOKEN` is short: it can be guessed; `openssl rand -hex 32` makes a good one"
+                "the token of `SANDPOOL_API_TOKEN` is short and can be guessed; `openssl rand -hex 32` makes a good one"
             );
         }
         let issuer = config.jwt.as_ref().and_then(|jwt| jwt.issuer.clone());
@@ -395,7 +395,10 @@ mod tests {
         );
         let shared = AuthConfig { token: Some(Secret::parse("blue-token").unwrap()), ..config };
         let error = Auth::open(shared).err().unwrap().to_string();
-        assert_eq!(error, "the token of `SANDPOOL_API_TOKEN` is also tenant `blue`'s; whose would a call be?");
+        assert_eq!(
+            error,
+            "the token of `SANDPOOL_API_TOKEN` is also that of tenant `blue`; give each tenant its own token"
+        );
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Tenants {
         let tables = match file.get("tenant") {
             Some(toml::Value::Array(tables)) => tables,
             Some(_) => return Err("`tenant` is a list: each begins with `[[tenant]]`".into()),
-            None => return Err("no `[[tenant]]` in it".into()),
+            None => return Err("it has no `[[tenant]]`".into()),
         };
         let mut entries: Vec<TenantEntry> = Vec::with_capacity(tables.len());
         let mut digests = HashSet::new();
@@ -222,7 +222,7 @@ fn digest(value: &toml::Value) -> Result<[u8; 32], String> {
         *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong)?;
     }
     if digest == <[u8; 32]>::from(Sha256::digest("")) {
-        return Err("`token_sha256` is the hash of nothing".into());
+        return Err("`token_sha256` is the hash of an empty token".into());
     }
     Ok(digest)
 }
@@ -285,7 +285,7 @@ mod tests {
         let good = format!("token_sha256 = '{}'", hex("one"));
         let quotas = |quotas: &str| tenant("blue", &format!("{good}\nquotas = {{ {quotas} }}"));
         let cases = [
-            (String::new(), "no `[[tenant]]` in it"),
+            (String::new(), "it has no `[[tenant]]`"),
             ("[tenant]\nname = 'blue'".into(), "`tenant` is a list: each begins with `[[tenant]]`"),
             ("[[tenants]]\n".into(), "unknown key `tenants` at the top; did you mean `tenant`?"),
             (
@@ -320,7 +320,10 @@ mod tests {
                 tenant("blue", "token_sha256 = 'hunter2'"),
                 "tenant `blue`: `token_sha256` is 64 hex digits: `printf %s \"$TOKEN\" | sha256sum`",
             ),
-            (tenant("blue", &format!("token_sha256 = '{A}'")), "tenant `blue`: `token_sha256` is the hash of nothing"),
+            (
+                tenant("blue", &format!("token_sha256 = '{A}'")),
+                "tenant `blue`: `token_sha256` is the hash of an empty token",
+            ),
             (tenant("blue", &good) + &tenant("blue", &format!("token_sha256 = '{B}'")), "two tenants are named `blue`"),
             (tenant("blue", &good) + &tenant("green", &good), "a token of tenant `green` stands in the file twice"),
         ];

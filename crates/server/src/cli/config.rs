@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use super::{CommandEnv, CommandResult, output};
 use crate::config::environment;
 
-/// Print the configuration in effect, and where each value came from
+/// Print the configuration in effect and where each value came from
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Print instead the list of environment variables, as it is in docs/environment.md
+    /// Print docs/environment.md, the list of environment variables, instead
     #[arg(long, conflicts_with = "json")]
     environment: bool,
 }

@@ -12,7 +12,7 @@ use super::{CommandEnv, CommandResult, Failed, output};
 use crate::journal::{self, VerifyReport};
 use crate::logging::escaped;
 
-/// Read the journal of who did what when, or check that it was not changed
+/// Read the journal (who did what, and when), or check that nobody changed it
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,19 +27,19 @@ enum Command {
 
 /// Check that every line is as it was written, and that none is missing
 ///
-/// Each line has a code made with the key beside the journal's directory, and the code of the line before. Finds lines that were
-/// changed, removed, inserted or moved, a beginning that is missing without having expired, and an end that was cut. Prints the
-/// code of the last line: keep it elsewhere and pass it as `--head` later, which also shows a journal that was put back to an
-/// earlier state by somebody who has the key.
+/// Each line has a code that is computed from the line, the code of the line before it, and a key beside the journal's directory. The
+/// check finds lines that were changed, removed, inserted or moved, a beginning that is missing without having expired, and an end
+/// that was cut off. It prints the code of the last line, the head: keep it elsewhere and pass it as `--head` later. That also finds a
+/// journal that somebody with the key put back to an earlier state.
 #[derive(Debug, clap::Args)]
 struct Verify {
-    /// The journal's directory, else `journal` in the state directory
+    /// Directory of the journal [default: `journal` in the state directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The journal's key, else the file beside its directory with the same name and `.key`
+    /// Key of the journal [default: the file beside its directory with the same name and `.key`]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// A head noted earlier, which has to be in the journal still
+    /// Head that an earlier check printed; the journal has to contain it
     #[arg(long, value_name = "HASH", value_parser = hash)]
     head: Option<String>,
 }
@@ -47,13 +47,13 @@ struct Verify {
 /// Print the newest entries
 #[derive(Debug, clap::Args)]
 struct Show {
-    /// The journal's directory, else `journal` in the state directory
+    /// Directory of the journal [default: `journal` in the state directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Of this tenant only
+    /// Print only entries of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// How many
+    /// Number of entries
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     last: u32,
 }
@@ -104,12 +104,12 @@ fn report_text(report: &VerifyReport) -> String {
         };
     }
     if report.unfinished {
-        text.push_str("the last line is not finished: a server is writing it, or stopped while it did\n");
+        text.push_str("the last line is not finished: a server is writing it, or stopped while writing it\n");
     }
     if report.old_form > 0 {
         let _ = writeln!(
             text,
-            "{} entries are of the old form, without a key: that lines of it were cut from the beginning cannot be seen",
+            "{} entries have the old form, without a key: whether lines before them were removed cannot be checked",
             report.old_form
         );
     }
@@ -144,7 +144,7 @@ fn show(dir: &Path, tenant: Option<&str>, last: usize) -> Result<(), Failed> {
 /// Formats an entry as one line: the fixed members in columns, the others by name.
 fn entry_text(entry: &Map<String, Value>) -> String {
     if entry.is_empty() {
-        return "(a line that is not one of the journal)".into();
+        return "(not a line of the journal)".into();
     }
     let text = |value: &Value| match value {
         Value::String(text) => escaped(text),
@@ -199,8 +199,8 @@ mod tests {
             format!(
                 "2026-11-15.jsonl  ok, entries 5 to 8\n\
                  2026-11-16.jsonl  BROKEN at line 3: lines 6 to 6 are missing\n\
-                 the last line is not finished: a server is writing it, or stopped while it did\n\
-                 4 entries are of the old form, without a key: that lines of it were cut from the beginning cannot be seen\n\
+                 the last line is not finished: a server is writing it, or stopped while writing it\n\
+                 4 entries have the old form, without a key: whether lines before them were removed cannot be checked\n\
                  BROKEN: lines 9 to 12 are missing from the end\n\
                  head {}\n",
                 "ab".repeat(32)

@@ -19,7 +19,7 @@ pub(crate) fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
     let secrets = network.secrets.iter().map(secret).collect::<Result<_, _>>()?;
     let hosts = network.hosts.clone();
     let egress = Egress::new(EgressConfig { secrets, hosts, roots: Vec::new(), certutil: certutil() });
-    egress.map(Some).map_err(|error| Failed(format!("cannot make the sandboxes' way out: {error}")))
+    egress.map(Some).map_err(|error| Failed(format!("cannot set up the network of sandboxes: {error}")))
 }
 
 /// Returns NSS's program that makes browsers trust hosts with a secret, if this machine has it.

@@ -39,10 +39,10 @@ pub(crate) async fn prepare(
             );
         })?;
         if let Err(why) = &prepared.node {
-            tracing::warn!("no JavaScript and TypeScript: {why}");
+            tracing::warn!("JavaScript and TypeScript are not available: {why}");
         }
         let browser = browser.unwrap_or_else(|why| {
-            tracing::info!("no browser: {why}");
+            tracing::info!("the browser is not available: {why}");
             None
         });
         drop(progress); // ends the progress task, so that no progress follows the next message

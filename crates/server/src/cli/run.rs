@@ -21,21 +21,21 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 
 /// Run code in a sandbox
 ///
-/// Exit code: 0, or 1 after an error, what the code gave to exit(), 124 after a time-out, 130 when interrupted, 137 when it ran out of
-/// memory.
+/// The exit code is 0 on success, 1 after an uncaught error, what the code passed to exit(), 124 after a timeout, 130 after an
+/// interrupt, and 137 if the memory ran out.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -]")]
 pub(crate) struct Args {
-    /// The file to run; `-` or nothing means standard input
+    /// File to run; `-` or no file reads standard input
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The code to run
+    /// Code to run
     #[arg(short = 'c', value_name = "CODE", conflicts_with = "file", allow_hyphen_values = true)]
     code: Option<String>,
-    /// The language; without it the file's extension decides, else Python
+    /// Language: `python`, `javascript` or `typescript` [default: by the file's extension, else Python]
     #[arg(long, short = 'l', value_name = "LANGUAGE", value_parser = language)]
     language: Option<Language>,
-    /// Seconds the code may take [default: the dialect's timeout]
+    /// Time limit in seconds [default: the dialect's timeout]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
     /// Save pictures and other rich displays as files into this directory
@@ -58,12 +58,13 @@ fn source(args: &Args) -> Result<(String, Language), Failed> {
     let file = args.file.as_deref().filter(|file| *file != Path::new("-"));
     let code = match (&args.code, file) {
         (Some(code), _) => code.clone(),
-        (None, Some(file)) => {
-            std::fs::read_to_string(file).map_err(|error| Failed(format!("`{}`: {error}", file.display())))?
-        }
+        (None, Some(file)) => std::fs::read_to_string(file)
+            .map_err(|error| Failed(format!("cannot read `{}`: {error}", file.display())))?,
         (None, None) => {
             let mut code = String::new();
-            std::io::stdin().read_to_string(&mut code).map_err(|error| Failed(format!("standard input: {error}")))?;
+            std::io::stdin()
+                .read_to_string(&mut code)
+                .map_err(|error| Failed(format!("cannot read stdin: {error}")))?;
             code
         }
     };
@@ -133,7 +134,7 @@ async fn cell(
     };
     let create = Op::CreateContext(NewContext::named("run", language));
     let Outcome::Created(made) = engine.execute(&call, create).await? else {
-        return Err(Failed("no context was made".into()));
+        return Err(Failed("the engine created no context".into()));
     };
     // Printing runs on a separate thread, because the terminal may be slow.
     let printing = tokio::task::spawn_blocking(move || {
@@ -154,7 +155,7 @@ async fn cell(
         .await;
     drop(call);
     let printed = printing.await?;
-    let Outcome::Ran(ran) = outcome? else { return Err(Failed("no result came".into())) };
+    let Outcome::Ran(ran) = outcome? else { return Err(Failed("the engine returned no result".into())) };
     for (captured, printed) in [&ran.stdout, &ran.stderr].into_iter().zip(printed) {
         if captured.total_bytes > printed {
             output::error(&format!("sandpool: {} bytes of output were left out", captured.total_bytes - printed));
@@ -186,7 +187,7 @@ fn how_it_ended(end: &RunOutcome) -> Option<String> {
             format!("killed: it needed more than {} MB of memory", bytes >> 20)
         }
         RunOutcome::OutOfMemory { limit_bytes: None } => {
-            "killed: the memory ran out, at a limit around the server or of the whole machine".into()
+            "killed: the memory ran out outside of the sandbox, at a limit of the server or of the machine".into()
         }
         RunOutcome::Ended { how: Ended::Exited { code } } => format!("the interpreter ended with exit code {code}"),
         RunOutcome::Ended { how: Ended::Signaled { signal } } => {
@@ -218,10 +219,10 @@ fn keep(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
         }
         return Ok(());
     };
-    std::fs::create_dir_all(dir).map_err(|error| Failed(format!("`{}`: {error}", dir.display())))?;
+    std::fs::create_dir_all(dir).map_err(|error| Failed(format!("cannot create `{}`: {error}", dir.display())))?;
     for (number, (extension, bytes)) in shown.iter().enumerate() {
         let path = dir.join(format!("figure-{}.{extension}", number + 1));
-        std::fs::write(&path, bytes).map_err(|error| Failed(format!("`{}`: {error}", path.display())))?;
+        std::fs::write(&path, bytes).map_err(|error| Failed(format!("cannot write `{}`: {error}", path.display())))?;
         output::error(&format!("saved {}", path.display()));
     }
     Ok(())

@@ -39,7 +39,7 @@ use crate::observe::Observer;
 
 /// Serve MCP over HTTP
 ///
-/// `/mcp` has the tools of the default dialect, `/mcp/<dialect>` those of each. Without a token only this machine may connect.
+/// `/mcp` serves the default dialect, and `/mcp/<dialect>` serves each dialect. Without a token, only this machine can connect.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
@@ -192,7 +192,7 @@ async fn watch(engine: Engine, observer: Arc<Observer>, told: CancellationToken)
                 }
             }
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(missed, "events of the engine came too fast for the journal")
+                tracing::warn!(missed, "the journal missed events of the engine, which came too fast")
             }
             Err(RecvError::Closed) => return,
         }

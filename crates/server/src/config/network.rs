@@ -117,7 +117,7 @@ fn of_all(effective: &Effective, policies: &Policies) -> Result<Option<Policy>, 
         return named(effective, policies, "network.default");
     };
     if effective.strength("network.default") == effective.strength("network.allow") {
-        let why = "stands beside `network.default`; which one is meant?";
+        let why = "is set together with `network.default`; set only one of them";
         return Err(effective.error("network.allow", why));
     }
     let table = Table { name: COMMAND_LINE.into(), allow, ..Table::default() };
@@ -219,7 +219,7 @@ fn secrets(effective: &Effective) -> Result<Vec<SecretConfig>, ConfigError> {
         let wrong = |why: &str| effective.error_in("network.secret", &name, why);
         if value.get("value").is_some() {
             return Err(wrong(
-                "a value does not belong in this file; put it into a file of its own and name that with `value_file`, or into a variable and name that with `value_env`",
+                "the value of a secret does not belong in this file; put it into a separate file and name that with `value_file`, or into a variable and name that with `value_env`",
             ));
         }
         let table: SecretTable =
@@ -239,13 +239,13 @@ fn secret(table: SecretTable) -> Result<SecretConfig, String> {
         (Some(path), None) if path.is_absolute() => SecretSource::File(path),
         (Some(_), None) => return Err("`value_file` has to be an absolute path".into()),
         (None, Some(variable)) => SecretSource::Variable(variable),
-        (None, None) => return Err("`value_file` or `value_env` is missing: it says where the value is".into()),
-        (Some(_), Some(_)) => return Err("`value_file` and `value_env` are both there; which one is meant?".into()),
+        (None, None) => return Err("set `value_file` or `value_env`, which say where the value is".into()),
+        (Some(_), Some(_)) => return Err("`value_file` and `value_env` are both set; set only one of them".into()),
     };
     egress::Secret::check(&name, &hosts, &header, format.as_deref())?;
     // An empty list would later mean every tenant.
     if tenants.as_ref().is_some_and(Vec::is_empty) {
-        return Err("`tenants` is empty: leave it away for everybody, or name those who may use it".into());
+        return Err("`tenants` is empty: remove it to let all tenants use the secret, or name those that may".into());
     }
     Ok(SecretConfig { name, hosts, header, format, tenants: tenants.unwrap_or_default(), from })
 }
@@ -334,7 +334,7 @@ mod tests {
         );
         let secret = "[[network.secret]]\nname = 'T'\nhosts = ['a.test']\nheader = 'X'\nvalue = 'hunter2hunter2'";
         let refused = load(secret, &[]).unwrap_err();
-        assert!(refused.contains("`network.secret.T` (from FILE): a value does not belong in this file"), "{refused}");
+        assert!(refused.contains("`network.secret.T` (from FILE): the value of a secret does not belong"), "{refused}");
         for file in [secret, "[network]\nsecret = 'hunter2hunter2'", "network.secret = ['hunter2hunter2']"] {
             assert!(!load(file, &[]).unwrap_err().contains("hunter2"), "{file}");
         }
@@ -370,11 +370,11 @@ mod tests {
             ("network.hosts.a = 'b'".into(), "`network.hosts.\"a\"` (from FILE): expected an address"),
             (
                 "network.default = 'public'\nnetwork.allow = ['a.test']".into(),
-                "`network.allow` (from FILE): stands beside",
+                "`network.allow` (from FILE): is set together with",
             ),
             (
                 secret("hosts = ['a.test']\nheader = 'X'"),
-                "`network.secret.T` (from FILE): `value_file` or `value_env` is missing",
+                "`network.secret.T` (from FILE): set `value_file` or `value_env`",
             ),
             (whole("a.test", "X") + "\ntenants = []", "`network.secret.T` (from FILE): `tenants` is empty"),
             (whole("10.0.0.1", "X"), "`network.secret.T` (from FILE): `hosts`: `10.0.0.1` is not a name"),

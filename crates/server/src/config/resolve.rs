@@ -314,7 +314,7 @@ fn expected(kind: ValueKind) -> String {
         ValueKind::Number(min, max) => format!("a number from {min} to {max}"),
         ValueKind::Time(min, max) => format!("a time from {min} to {max} seconds (a number, or `90s`, `10m`, `1h`)"),
         ValueKind::Table => "a table".into(),
-        ValueKind::Tables => "tables, each of which begins with the name in double brackets".into(),
+        ValueKind::Tables => "an array of tables, each of which begins with the key in double brackets".into(),
     }
 }
 

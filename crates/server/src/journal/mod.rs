@@ -332,7 +332,7 @@ fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
     if missing == 0 {
         return Ok(());
     }
-    let why = writer.why.clone().unwrap_or_else(|| "more came than could be written".into());
+    let why = writer.why.clone().unwrap_or_else(|| "there were more entries than could be written".into());
     writer.append(SystemTime::now(), &JournalEntry::gap(missing, &why))?;
     writer.why = None;
     counts.unwritten.fetch_sub(missing, Ordering::Relaxed);

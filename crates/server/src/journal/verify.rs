@@ -148,7 +148,7 @@ impl Walk<'_> {
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if self.keyed > 0 && self.key.is_none() {
-            faults.push("the key is missing, so that nothing can be said about who wrote these lines".into());
+            faults.push("the key is missing, so it cannot be checked who wrote these lines".into());
         }
         if let Some(first) = self.first.filter(|first| *first > self.through + 1) {
             faults.push(format!(
@@ -162,18 +162,18 @@ impl Walk<'_> {
         if self.key.is_some() && self.newest.is_none() && self.noted.is_none() && self.before.is_some() {
             let how = "pass a head from the log or from an earlier run with --head";
             faults.push(format!(
-                "the note of the newest line is missing, so that lines may have been cut from the end; {how}"
+                "the record of the newest line is missing, so lines may have been cut from the end; {how}"
             ));
         }
         if let Some(newest) = self.newest.filter(|newest| newest.seq > 0 && !self.newest_seen) {
             faults.push(match newest.seq > last {
                 true => format!("lines {} to {} are missing from the end", last + 1, newest.seq),
-                false => format!("line {} is another one than was written", newest.seq),
+                false => format!("line {} is not the one that was written", newest.seq),
             });
         }
         if self.noted.is_some() && !self.seen {
-            let why = "newer lines were removed, or all were written anew, or its day is over";
-            faults.push(format!("the noted head is not there; {why}"));
+            let why = "newer lines were removed, all lines were written again, or the head has expired";
+            faults.push(format!("the given head is not in the journal: {why}"));
         }
         faults
     }
@@ -194,7 +194,7 @@ fn follows(before: Option<&Head>, link: &ChainLink) -> Result<(), String> {
         return Err(format!("line {} stands after line {}", link.seq, before.seq));
     }
     if link.prev != before.hash {
-        return Err(format!("line {} was changed: its hash is not the one noted here", before.seq));
+        return Err(format!("line {} was changed: its hash is not the one in the next line", before.seq));
     }
     Ok(())
 }
@@ -469,12 +469,12 @@ mod tests {
         forge(&kept, Some(ChainKey::new(&[7; 32])));
         let report = kept.verify(None);
         assert_eq!(report.files[0].broken, Some((1, "line 1 was changed, or made with another key".into())));
-        assert_eq!(report.broken, ["line 12 is another one than was written"]);
+        assert_eq!(report.broken, ["line 12 is not the one that was written"]);
         // A forgery in the form that needs no key.
         let kept = Kept::new();
         forge(&kept, None);
         let report = kept.verify(None);
-        assert_eq!(report.broken, ["line 12 is another one than was written"]);
+        assert_eq!(report.broken, ["line 12 is not the one that was written"]);
         std::fs::remove_file(head_path(&kept.dir)).unwrap();
         assert!(!kept.verify(None).is_whole());
         // A forgery of only the newest line in the old form.
@@ -492,7 +492,7 @@ mod tests {
         std::fs::remove_file(key_path(&kept.dir)).unwrap();
         let report = kept.verify(None);
         assert!(!report.is_whole());
-        assert_eq!(report.broken, ["the key is missing, so that nothing can be said about who wrote these lines"]);
+        assert_eq!(report.broken, ["the key is missing, so it cannot be checked who wrote these lines"]);
         assert_eq!(kept.broken(), []);
         // A new server creates another key and continues.
         kept.write(3, 1);
@@ -513,7 +513,7 @@ mod tests {
         assert!(report.is_whole(), "{report:?}");
         assert_eq!((report.old_form, report.files[2].last_seq), (12, Some(14)));
         kept.edit(1, |lines| lines[1] = lines[1].replace("call", "none"));
-        assert_eq!(kept.broken(), one(1, 3, "line 6 was changed: its hash is not the one noted here"));
+        assert_eq!(kept.broken(), one(1, 3, "line 6 was changed: its hash is not the one in the next line"));
     }
 
     #[test]
@@ -534,11 +534,11 @@ mod tests {
         // An attacker who can also write beside the directory can restore an earlier state of both.
         kept.edit(2, |lines| lines.truncate(2));
         std::fs::remove_file(head_path(&kept.dir)).unwrap();
-        assert!(kept.verify(None).broken[0].starts_with("the note of the newest line is missing"));
+        assert!(kept.verify(None).broken[0].starts_with("the record of the newest line is missing"));
         assert!(kept.verify(Some(&first)).is_whole());
         let report = kept.verify(Some(&head));
         assert!(!report.is_whole());
-        assert!(report.broken[0].starts_with("the noted head is not there"), "{report:?}");
+        assert!(report.broken[0].starts_with("the given head is not in the journal"), "{report:?}");
     }
 
     #[test]

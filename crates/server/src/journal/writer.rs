@@ -114,7 +114,7 @@ impl Writer {
             Ok(Some(_)) => {}
             Ok(None) => {
                 if self.head.seq > 0 {
-                    tracing::error!("the journal's note of its last line is missing: lines may have been removed");
+                    tracing::error!("the journal's record of its last line is missing: lines may have been removed");
                 }
                 self.head.note(&path)?;
             }
@@ -149,7 +149,7 @@ impl Writer {
 
     /// Ends the unfinished line, which stays there for inspection, and continues the chain after it.
     fn close_off(&mut self, name: &Name, rest: &[u8], now: SystemTime) -> io::Result<()> {
-        tracing::warn!("the journal ends in an unfinished line of {} bytes; it is closed off", rest.len());
+        tracing::warn!("the journal ends in an unfinished line of {} bytes; a new line follows it", rest.len());
         let current = self.name.clone();
         if *name != current {
             self.turn_to(name.clone())?;
@@ -247,15 +247,15 @@ impl Writer {
             // The file of an earlier day must not end with a line of today, because it would not expire in time.
             let told = self.append(now, &JournalEntry::expired(through)).and_then(|()| self.sync());
             if let Err(error) = told {
-                tracing::warn!("the journal's old days stay: {error}");
+                tracing::warn!("cannot delete expired files of the journal: {error}");
                 return;
             }
         }
         for (name, end) in ends {
             if end.head.is_some_and(|head| head.seq > through) {
-                tracing::warn!("the journal's `{name}` stays: its last line has not expired, or is not this journal's");
+                tracing::warn!("the journal keeps `{name}`: its last line has not expired, or is not of this journal");
             } else if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
-                tracing::warn!("cannot delete the journal's `{name}`: {error}");
+                tracing::warn!("cannot delete the journal's file `{name}`: {error}");
             }
         }
     }

@@ -15,12 +15,12 @@ use serde::Serialize;
 use super::{CommandEnv, CommandResult, Failed, block_on, output, wiring};
 use crate::config::{Config, DialectLimits};
 
-/// Say what isolates on this machine, what does not, why, and what to do
+/// Report each layer of isolation, runtime and limit of this machine: on or off, why, and what to do
 ///
-/// The exit code is 0 when sandboxes can be made here.
+/// The exit code is 0 if sandboxes can be created here.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -106,10 +106,10 @@ fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
     vec![match DiskRoom::of(&config.state_dir, wiring::keep_free(config)) {
         Err(error) => fact(NAME, FactState::Off, format!("`{}`: {error}", config.state_dir.display()), ""),
         Ok(room) => {
-            let why = format!("{} MB are free, {} MB stay free (`keep_free_mb`)", room.free >> 20, room.keep >> 20);
+            let why = format!("{} MB free, {} MB have to stay free (`keep_free_mb`)", room.free >> 20, room.keep >> 20);
             match room.admits() {
                 Ok(()) => fact(NAME, FactState::On, why, ""),
-                Err(_) => fact(NAME, FactState::Off, format!("{why}: no new sandbox is made"), more),
+                Err(_) => fact(NAME, FactState::Off, format!("{why}: no new sandbox is created"), more),
             }
         }
     }]

@@ -13,12 +13,12 @@ use crate::config::Network;
 pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
     let config = &context.config.network;
     if config.dialects.is_empty() {
-        let why = "sandboxes reach nothing but themselves";
-        return vec![fact("policy", FactState::Off, why, "`network.default` in sandpool.toml names one")];
+        let why = "sandboxes have no network except their own loopback";
+        return vec![fact("policy", FactState::Off, why, "to allow some, set `network.default` in sandpool.toml")];
     }
     let mut facts: Vec<Fact> = of_dialects(config);
     facts.extend(config.sizes.iter().map(|(size, policy)| {
-        fact("policy", FactState::On, format!("of size `{}`, besides: {}", size.name(), summary(policy)), "")
+        fact("policy", FactState::On, format!("size `{}`, in addition: {}", size.name(), summary(policy)), "")
     }));
     facts.extend(
         config.secrets.iter().map(|secret| {
@@ -26,7 +26,7 @@ pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
         }),
     );
     if let Err(Failed(why)) = network::egress(&context.config) {
-        facts.push(fact("secrets", FactState::Off, why, "no server starts with this"));
+        facts.push(fact("secrets", FactState::Off, why, "correct the setting: no server starts with this one"));
     }
     if !config.secrets.is_empty() && network::certutil().is_none() {
         let why = "browsers in sandboxes cannot be told to trust the certificates that secrets need";

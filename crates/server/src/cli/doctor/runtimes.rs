@@ -43,7 +43,7 @@ async fn python(context: &CommandEnv) -> (Fact, BTreeMap<String, String>, bool) 
         None => match python::available(config, env).await {
             Ok(version) => (off(format!("{version} found, not prepared yet"), PREPARE), BTreeMap::new(), true),
             Err(error) => {
-                let todo = "install Python 3.11 or newer with its venv module";
+                let todo = "install Python 3.11, 3.12, 3.13 or 3.14 with its venv module";
                 (fact("Python", FactState::Absent, error.to_string(), todo), BTreeMap::new(), false)
             }
         },
@@ -102,14 +102,14 @@ async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact
     const LAYER: &str = "warm Python";
     let config = &context.config.runtimes;
     if !config.warm {
-        return Some(fact(LAYER, FactState::Off, "each interpreter is started anew", "set `runtimes.warm = true`"));
+        return Some(fact(LAYER, FactState::Off, "each kernel is started separately", "set `runtimes.warm = true`"));
     }
     let prepared = runtimes::find(config, &context.environment).await.ok()??;
     let spec = prepared.kernels(config, None).warm()?;
     let tried = async { trial?.warm(&spec).await };
     Some(match tried.await {
         Ok(failed) => imports(LAYER, &config.preload, &failed),
-        Err(Failed(why)) => fact(LAYER, FactState::Off, why, "each interpreter is started anew, which takes longer"),
+        Err(Failed(why)) => fact(LAYER, FactState::Off, why, "each kernel is started separately, which takes longer"),
     })
 }
 
@@ -117,7 +117,7 @@ async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact
 fn imports(layer: &str, wanted: &[String], failed: &BTreeMap<String, String>) -> Fact {
     let done: Vec<&str> = wanted.iter().filter(|name| !failed.contains_key(*name)).map(String::as_str).collect();
     let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };
-    let why = format!("interpreters are forks of one that has imported {done}");
+    let why = format!("kernels are forked from an interpreter that has imported {done}");
     if failed.is_empty() {
         return fact(layer, FactState::On, why, "");
     }
@@ -138,7 +138,7 @@ async fn browser(context: &CommandEnv) -> Vec<Fact> {
             return vec![fact(LAYER, FactState::Off, error.to_string(), if named { "change `browser`" } else { "" })];
         }
     };
-    let kind = if browser.shell { "headless shell" } else { "whole browser; its headless shell takes a third" };
+    let kind = if browser.shell { "headless shell" } else { "whole browser; the headless shell needs a third" };
     let why = format!("Chromium {} ({kind}) at {}", browser.version, browser.program.display());
     let fonts = (!browser::has_fonts()).then(|| {
         let todo = "install some (on Debian: apt-get install fonts-liberation)";
@@ -162,9 +162,13 @@ mod tests {
         assert_eq!(some.state, FactState::Off);
         assert_eq!(
             some.why,
-            "interpreters are forks of one that has imported pandas; numpy cannot be imported (RuntimeError: no x86-64-v2)"
+            "kernels are forked from an interpreter that has imported pandas; numpy cannot be imported (RuntimeError: no x86-64-v2)"
         );
         let none = imports("warm Python", &wanted[..1], &failed);
-        assert!(none.why.starts_with("interpreters are forks of one that has imported nothing;"), "{}", none.why);
+        assert!(
+            none.why.starts_with("kernels are forked from an interpreter that has imported nothing;"),
+            "{}",
+            none.why
+        );
     }
 }
