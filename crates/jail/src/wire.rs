@@ -55,10 +55,7 @@ pub enum LauncherCall {
     Discard { name: String },
     /// Starts the warm interpreter, which loads the library that is passed as a descriptor. The reply is sent when the
     /// interpreter can be forked.
-    Warm {
-        spec: Box<ZygoteSpec>,
-        rotation: Rotation,
-    },
+    Warm { spec: Box<ZygoteSpec>, rotation: Rotation },
     /// Puts a fork of the warm interpreter into a sandbox. The reply is sent when the guest can take the fork.
     Fork { sandbox: String },
     /// Puts a browser driver into a sandbox that has room for one, in place of an earlier one. The reply is sent when

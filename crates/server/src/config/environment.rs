@@ -139,7 +139,7 @@ fn listed() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the content of `docs/environment.md`.
-pub(crate) fn page() -> String {
+pub fn page() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\
          This page lists every variable that Sandpool reads, except those that a `value_env` in `sandpool.toml` names. `sandpool config --environment` prints it.\n\n\

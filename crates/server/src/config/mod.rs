@@ -3,7 +3,7 @@
 //! `settings` is the table of what can be set, `environment` the only reader of the environment, and `resolve` merges
 //! the sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
-pub(crate) mod environment;
+pub mod environment;
 mod network;
 mod resolve;
 pub mod settings;

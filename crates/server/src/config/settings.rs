@@ -8,7 +8,7 @@ use engine::RealmConfig;
 
 /// One setting and all the ways to set it.
 #[derive(Debug)]
-pub(crate) struct Setting {
+pub struct Setting {
     /// Dotted name in `sandpool.toml`; also the name everywhere inside the program.
     pub key: &'static str,
     pub kind: ValueKind,
@@ -25,7 +25,7 @@ pub(crate) struct Setting {
 
 /// Type of a value. Strings from flags and the environment are parsed accordingly.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum ValueKind {
+pub enum ValueKind {
     Text,
     OneOf(&'static [&'static str]),
     /// A list of strings, comma-separated if it is given as one string.
@@ -46,7 +46,7 @@ pub(crate) enum ValueKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Fallback {
+pub enum Fallback {
     /// A TOML value.
     Is(&'static str),
     Unset,
@@ -140,7 +140,7 @@ fn text(text: String) -> &'static str {
 }
 
 /// Every setting, in the order in which they are printed.
-pub(crate) static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     let mut all = Vec::from(GENERAL);
     all.extend(dialects::all(&Options::default()).flat_map(limits));
     let browses = |dialect: &&'static Dialect| (dialect.realm)().browser.is_some();
