@@ -45,6 +45,7 @@ struct StockInner {
     config: Arc<EngineConfig>,
     /// Shelf of the ready sandboxes that the operator ordered.
     ordered: ShelfKey,
+    shape: Shape,
     size: usize,
     shelves: Mutex<Shelves>,
     /// Notified when a ready sandbox was taken, created or lost.
@@ -113,6 +114,7 @@ impl Stock {
             provisioner,
             config,
             ordered,
+            shape: Shape::of(tenancy, None),
             size,
             shelves: Mutex::new(shelves),
             changed: Notify::new(),
@@ -222,11 +224,8 @@ impl Stock {
 impl Stock {
     /// Creates the sandboxes of the start. Their kernels are started later.
     pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<LiveSandbox>, SandboxFailure>> {
-        let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
-        let Some(shape) = shape else { return Vec::new() };
-        let make = |provisioner: Arc<Provisioner>, shape: Shape| async move { provisioner.create(&shape, None).await };
-        let making: Vec<_> =
-            (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.provisioner.clone(), shape.clone()))).collect();
+        let make = |shared: Arc<StockInner>| async move { shared.provisioner.create(&shared.shape, None).await };
+        let making: Vec<_> = (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.clone()))).collect();
         let mut made = Vec::new();
         for sandbox in making {
             made.push(sandbox.await.unwrap_or_else(|_| Err(given_up())));
@@ -266,15 +265,14 @@ impl Stock {
         mut first: Option<Result<Arc<LiveSandbox>, SandboxFailure>>,
     ) -> Result<ReadySandbox, SandboxFailure> {
         let mut last = SandboxFailure::new("not tried");
-        let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
-        let Some(shape) = shape else { return Err(last) };
+        let StockInner { provisioner, shape, .. } = &*self.shared;
         for attempt in 1..=START_ATTEMPTS {
             let sandbox = match first.take() {
                 Some(sandbox) => sandbox,
-                None => self.shared.provisioner.create(&shape, Some(Language::Python)).await,
+                None => provisioner.create(shape, Some(Language::Python)).await,
             };
             let started = match sandbox {
-                Ok(sandbox) => self.shared.provisioner.first_kernel(sandbox, Language::Python).await,
+                Ok(sandbox) => provisioner.first_kernel(sandbox, Language::Python).await,
                 Err(failure) => Err(failure),
             };
             match started {

@@ -404,7 +404,6 @@ impl Keeper {
             LauncherCall::Kept => self.store.list().map_or_else(failure, LauncherReply::Kept),
             LauncherCall::Discard { name } => self.discard(&name),
             LauncherCall::SweepOthers => self.instance.sweep_others().map_or_else(failure, |()| LauncherReply::Done),
-            LauncherCall::List => LauncherReply::List(self.sandboxes.values().map(|s| s.id.clone()).collect()),
             LauncherCall::Warm { spec, rotation } => match self.recipe(*spec, rotation, fds.into_iter().next()) {
                 Ok(recipe) => {
                     self.zygote.warm(&self.epoll, id, recipe);

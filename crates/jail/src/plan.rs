@@ -38,6 +38,8 @@ impl fmt::Display for Plan {
 const DEVICES: &[(&str, (u32, u32))] =
     &[("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9))];
 
+const HOSTNAME: &str = "sandbox";
+
 const SHM_INODES: u64 = 10_000;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -45,7 +47,6 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Returns the files of the sandbox's `/etc`. The host's files would disclose its users and its network, and the names
 /// in them stand for other ids.
 fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
-    let hostname = &spec.hostname;
     let (mut passwd, mut group) = (String::new(), String::new());
     let browser = (spec.map.browser() == BROWSER).then_some(("browser", BROWSER, "/browser", "/bin/false"));
     for (name, id, home, shell) in [("sandbox", INSIDE, WORKSPACE, "/bin/sh")].into_iter().chain(browser) {
@@ -55,8 +56,8 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
     let text = [
         ("passwd", passwd + "nobody:x:65534:65534:nobody:/:/bin/false\n"),
         ("group", group + "nogroup:x:65534:\n"),
-        ("hosts", format!("127.0.0.1 localhost {hostname}\n::1 localhost\n")),
-        ("hostname", format!("{hostname}\n")),
+        ("hosts", format!("127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n")),
+        ("hostname", format!("{HOSTNAME}\n")),
         ("resolv.conf", String::new()),
         ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n".into()),
         ("ld.so.preload", format!("{}\n", interfaces::PATH)),
@@ -87,7 +88,7 @@ pub(crate) fn plan(spec: &JailSpec) -> Plan {
     steps.ops.extend(spec.egress.map(|address| Op::Egress { address }));
     owned(spec, &mut steps);
     proc(spec, &mut steps);
-    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: spec.hostname.clone() }]);
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: HOSTNAME.into() }]);
     give_up(spec, &mut steps);
     Plan { ops: steps.ops, base }
 }

@@ -69,10 +69,21 @@ pub struct ZygoteSpec {
     pub files: Vec<FileSpec>,
 }
 
+/// Status of the warm interpreter, counted since the launcher was started.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ZygoteStatus {
+    /// Whether it can be forked now.
+    pub ready: bool,
+    pub forks: u64,
+    /// Number of times it died and was started again.
+    pub restarts: u64,
+    /// Modules that it failed to import, and why.
+    pub not_imported: BTreeMap<String, String>,
+}
+
 /// The specification as the launcher completes it: with its identity, its place in the file system and the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JailSpec {
-    pub hostname: String,
     pub map: IdMap,
     pub host: Host,
     /// Directories and files of the language runtimes, shown read-only at the same paths.

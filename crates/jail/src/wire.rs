@@ -21,9 +21,9 @@ use crate::cgroup::{CgroupSource, Usage};
 use crate::disk::KeepFree;
 use crate::ids::Mode;
 use crate::kept_volumes::KeptVolumeRecord;
-use crate::spec::{SandboxSpec, ZygoteSpec};
+use crate::spec::{SandboxSpec, ZygoteSpec, ZygoteStatus};
 use crate::survey::Survey;
-use crate::zygote::{Rotation, ZygoteStatus};
+use crate::zygote::Rotation;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LauncherRequest {
@@ -45,8 +45,6 @@ pub enum LauncherCall {
     Destroy { sandbox: String },
     /// Reports what a sandbox uses.
     Stats { sandbox: String },
-    /// Lists the sandboxes.
-    List,
     /// Destroys what other servers of the same state directory left behind when they died.
     SweepOthers,
     /// Lists the kept volumes.
@@ -120,8 +118,6 @@ pub enum LauncherReply {
     Stats(Usage),
     /// The state of the warm interpreter.
     ZygoteStatus(ZygoteStatus),
-    /// The names of the sandboxes.
-    List(Vec<String>),
     /// There is no such sandbox.
     Gone,
     /// This host cannot do what was requested; the hint says what would help.

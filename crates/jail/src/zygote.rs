@@ -25,6 +25,7 @@ use crate::keeper::LOG_BYTES;
 use crate::launcher::{log, relay};
 use crate::plan::Plan;
 use crate::pool::Backoff;
+use crate::spec::ZygoteStatus;
 use crate::sys;
 use crate::token::{Token, WatchedFd};
 use crate::wire::{self, LauncherReply};
@@ -58,18 +59,6 @@ impl Default for Rotation {
     fn default() -> Self {
         Self { forks: 1000, not_before: Duration::from_secs(300), after: Duration::from_secs(3600) }
     }
-}
-
-/// Status of the warm interpreter, counted since the launcher was started.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct ZygoteStatus {
-    /// Whether it can be forked now.
-    pub ready: bool,
-    pub forks: u64,
-    /// Number of times it died and was started again.
-    pub restarts: u64,
-    /// Modules that it failed to import, and why.
-    pub not_imported: BTreeMap<String, String>,
 }
 
 /// Everything that is needed to start an interpreter.

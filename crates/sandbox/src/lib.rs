@@ -22,8 +22,7 @@ pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
 pub use jail::pool::Backoff;
 /// Inside, the files of the directory's owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
-pub use jail::spec::{BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec};
-pub use jail::zygote::ZygoteStatus;
+pub use jail::spec::{BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec, ZygoteStatus};
 
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}

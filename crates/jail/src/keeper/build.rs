@@ -196,7 +196,6 @@ impl Keeper {
 
     fn complete(&self, sandbox: &SandboxRecord, spec: &SandboxSpec, volume: Volume) -> JailSpec {
         JailSpec {
-            hostname: "sandbox".into(),
             map: sandbox.map,
             host: self.host.clone(),
             runtime: spec.runtime.clone(),

@@ -18,7 +18,6 @@ impl Keeper {
         let ZygoteSpec { argv, env, runtime, files } = spec;
         let library = library.ok_or_else(|| io::Error::other("its library is missing"))?;
         let spec = JailSpec {
-            hostname: String::new(),
             map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
             host: self.host.clone(),
             runtime,

@@ -7,7 +7,6 @@ fn spec(mode: Mode) -> JailSpec {
     let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
     let dir = PathBuf::from("/state/instances/i/s");
     JailSpec {
-        hostname: "sandbox".into(),
         map: IdMap::new(mode, 7, 100, 1001).unwrap(),
         host: Host {
             binds: paths(&["/usr", "/etc/ld.so.cache", "/etc/ssl/certs"]),
