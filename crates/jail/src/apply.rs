@@ -17,6 +17,7 @@ use rustix::thread::Uid;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Op, Plan};
+use crate::spec::FileSpec;
 use crate::{sys, volume, wire};
 
 mod error;
@@ -203,12 +204,12 @@ impl ApplyState {
 
     fn apply(&mut self, op: &Op) -> Result<(), ApplyError> {
         match op {
-            Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
+            Op::JoinCgroup(tasks) => write_existing(tasks, b"0"),
             Op::Confine(step) => step.apply(),
             Op::OrdinaryPriority => ordinary_priority(),
             Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Syscall::Unshare, Path::new("cgroup")),
-            Op::Listen { dir } => self.listen(dir),
-            Op::Egress { address } => self.report(&SetupEvent::Egress, &[listen_on(*address)?.as_fd()]),
+            Op::Listen(dir) => self.listen(dir),
+            Op::Egress(address) => self.report(&SetupEvent::Egress, &[listen_on(*address)?.as_fd()]),
             Op::PrivateMounts => private_mounts(),
             Op::NewRoot { at, bytes, inodes } => self.new_root(at, *bytes, *inodes),
             Op::Dir { path, mode } => self.mkdir(path, *mode),
@@ -216,10 +217,10 @@ impl ApplyState {
                 let (parent, name) = self.parent(path)?;
                 rustix::fs::symlinkat(target, parent, name).at(Syscall::Symlink, path)
             }
-            Op::File { path, content } => self.file(path, content.as_bytes()),
-            Op::Layer { path } => self.layer(path),
+            Op::File(FileSpec { path, content }) => self.file(path, content.as_bytes()),
+            Op::Layer(path) => self.layer(path),
             Op::HideLayers => self.hide_layers(),
-            Op::BindReadOnly { path } => self.bind_read_only(path),
+            Op::BindReadOnly(path) => self.bind_read_only(path),
             Op::Device { path, number } => self.device(path, *number),
             Op::Devpts { path, max } => {
                 let options = [("newinstance", None), ("ptmxmode", Some("0666")), ("mode", Some("0600"))];
@@ -227,17 +228,17 @@ impl ApplyState {
                 self.new_mount("devpts", path, &[&options[..], &[("max", Some(max.as_str()))]].concat(), sys::NOEXEC)
             }
             Op::Tmpfs { path, bytes, inodes } => self.tmpfs(path, *bytes, *inodes, "1777"),
-            Op::Proc { path } => self.proc(path),
-            Op::MaskFile { path } => self.mask_file(path),
-            Op::MaskDir { path } => self.mask_dir(path),
-            Op::ProcFile { path, content } => self.proc_file(path, content.as_bytes()),
-            Op::BootId { path } => {
+            Op::Proc(path) => self.proc(path),
+            Op::MaskFile(path) => self.mask_file(path),
+            Op::MaskDir(path) => self.mask_dir(path),
+            Op::ProcFile(FileSpec { path, content }) => self.proc_file(path, content.as_bytes()),
+            Op::BootId(path) => {
                 // The Linux kernel generates a new UUID, in the same format as a boot id, on every read of this file.
                 let source = Path::new("/proc/sys/kernel/random/uuid");
                 self.proc_file(path, &fs::read(source).at(Syscall::Open, source)?)
             }
-            Op::ReadOnly { path } => self.read_only(path),
-            Op::Volume { volume } => self.volume(volume),
+            Op::ReadOnly(path) => self.read_only(path),
+            Op::Volume(volume) => self.volume(volume),
             Op::VolumeDir { path, mode } => self.volume_dir(path, *mode),
             Op::HideVolume => self.hide(VOLUME),
             Op::VolumeOwner { path, owner, group } => chown(&self.target(path)?, (*owner, *group), path),
@@ -250,8 +251,8 @@ impl ApplyState {
             Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
             Op::KeptDir { path, owner } => self.kept_dir(path, *owner),
             Op::HideKept => self.hide(KEPT),
-            Op::KeptMounted { path } => self.kept_mounted(path),
-            Op::HoldKept { path } => {
+            Op::KeptMounted(path) => self.kept_mounted(path),
+            Op::HoldKept(path) => {
                 let copy = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
                 self.report(&SetupEvent::KeptMount, &[copy.as_fd()])
             }
@@ -263,7 +264,7 @@ impl ApplyState {
                 sys::mount_setattr(root.as_fd(), sys::RDONLY | sys::NOSUID | sys::NODEV, false)
                     .at(Syscall::MountSetattr, Path::new("/"))
             }
-            Op::Hostname { name } => {
+            Op::Hostname(name) => {
                 rustix::system::sethostname(name.as_bytes()).at(Syscall::Sethostname, Path::new(name.as_str()))
             }
             Op::LoopbackUp => {
@@ -271,7 +272,7 @@ impl ApplyState {
                 let _ = sys::limit_network();
                 sys::loopback_up().at(Syscall::Ioctl, Path::new("lo"))
             }
-            Op::UserNamespace { map } => self.user_namespace(map.outer()),
+            Op::UserNamespace(map) => self.user_namespace(map.outer()),
             Op::UserLimits => self.user_limits(),
             Op::DieWithLauncher => self.die_with_launcher(),
             Op::Descriptors => self.descriptors(),

@@ -14,7 +14,7 @@ use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE};
 use crate::interfaces;
 use crate::seccomp::Profile;
-use crate::spec::{Content, DATA, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
+use crate::spec::{DATA, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
 
 mod op;
 
@@ -46,7 +46,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Returns the files of the sandbox's `/etc`. The host's files would disclose its users and its network, and the names
 /// in them stand for other ids.
-fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
+fn etc(spec: &JailSpec) -> Vec<FileSpec> {
     let (mut passwd, mut group) = (String::new(), String::new());
     let browser = (spec.map.browser() == BROWSER).then_some(("browser", BROWSER, "/browser", "/bin/false"));
     for (name, id, home, shell) in [("sandbox", INSIDE, WORKSPACE, "/bin/sh")].into_iter().chain(browser) {
@@ -62,15 +62,15 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
         ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n".into()),
         ("ld.so.preload", format!("{}\n", interfaces::PATH)),
     ];
-    let text = text.into_iter().map(|(name, text)| (Path::new("/etc").join(name), Content::Text(text)));
-    let library = Content::Bytes(interfaces::library(spec.host.ipv6));
-    text.chain([(interfaces::PATH.into(), library)]).collect()
+    let file = |(name, text): (&str, String)| (Path::new("/etc").join(name), text.into_bytes());
+    let library = (interfaces::PATH.into(), interfaces::library(spec.host.ipv6));
+    text.into_iter().map(file).chain([library]).map(FileSpec::from).collect()
 }
 
 /// Returns the steps of one sandbox, in order.
 pub(crate) fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
-    steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
+    steps.ops.extend(spec.cgroup_tasks.iter().cloned().map(Op::JoinCgroup));
     steps.ops.extend([Op::Confine(ConfineStep::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
     let base = steps.ops.len();
     let (bytes, inodes) = root_size(spec);
@@ -84,11 +84,11 @@ pub(crate) fn plan(spec: &JailSpec) -> Plan {
     spec.shared.iter().for_each(|shared| steps.dir(&shared.inside));
     steps.ops.push(Op::LoopbackUp);
     let base = base..steps.ops.len();
-    steps.ops.push(Op::Listen { dir: spec.dir.clone() });
-    steps.ops.extend(spec.egress.map(|address| Op::Egress { address }));
+    steps.ops.push(Op::Listen(spec.dir.clone()));
+    steps.ops.extend(spec.egress.map(Op::Egress));
     owned(spec, &mut steps);
     proc(spec, &mut steps);
-    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: HOSTNAME.into() }]);
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname(HOSTNAME.into())]);
     give_up(spec, &mut steps);
     Plan { ops: steps.ops, base }
 }
@@ -107,7 +107,7 @@ pub(crate) fn warm(spec: &JailSpec) -> Plan {
     devices(&mut steps);
     steps.ops.push(Op::HideLayers);
     // The interpreter is in the launcher's pid namespace, so it needs the `/proc` of that namespace.
-    steps.ops.push(Op::BindReadOnly { path: "/proc".into() });
+    steps.ops.push(Op::BindReadOnly("/proc".into()));
     steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Confine(ConfineStep::SessionKeyring), Op::DieWithLauncher]);
     Plan { ops: steps.ops, base: 0..0 }
 }
@@ -127,6 +127,10 @@ impl Steps {
         if self.dirs.insert(path.to_owned()) {
             self.ops.push(Op::Dir { path: path.to_owned(), mode: 0o755 });
         }
+    }
+
+    fn write(&mut self, file: FileSpec) {
+        self.file(&file.path.clone(), Op::File(file));
     }
 
     /// Adds a step that creates a file at `path`, after the file's parent directories.
@@ -156,14 +160,12 @@ fn root_size(spec: &JailSpec) -> (u64, u64) {
 
 fn system(spec: &JailSpec, steps: &mut Steps) {
     for path in &spec.host.binds {
-        steps.file(path, Op::Layer { path: path.clone() });
+        steps.file(path, Op::Layer(path.clone()));
     }
     for (path, target) in &spec.host.symlinks {
         steps.file(path, Op::Symlink { path: path.clone(), target: target.clone() });
     }
-    for (path, content) in etc(spec) {
-        steps.file(&path, Op::File { path: path.clone(), content });
-    }
+    etc(spec).into_iter().for_each(|file| steps.write(file));
 }
 
 /// A directory of the volume: the path at which it is shown, its mode, and its owner and group.
@@ -209,7 +211,7 @@ fn on_volume(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
 }
 
 fn volume(spec: &JailSpec, steps: &mut Steps) {
-    steps.ops.push(Op::Volume { volume: spec.volume.clone() });
+    steps.ops.push(Op::Volume(spec.volume.clone()));
     volume_dirs(spec).for_each(|dir| steps.dir(Path::new(dir.path)));
     steps.ops.extend(on_volume(spec).map(|dir| Op::VolumeDir { path: dir.path.into(), mode: dir.mode }));
     steps.ops.push(Op::HideVolume);
@@ -233,11 +235,11 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
     match spec.kept.clone() {
         Some(KeptVolumeSpec::Ext4 { template, image }) => {
             let dir = Op::KeptDir { path: DATA.into(), owner };
-            let hold = Op::HoldKept { path: DATA.into() };
+            let hold = Op::HoldKept(DATA.into());
             steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept, hold]);
         }
         Some(KeptVolumeSpec::Mounted { .. }) => {
-            steps.ops.extend([Op::KeptMounted { path: DATA.into() }, Op::HoldKept { path: DATA.into() }]);
+            steps.ops.extend([Op::KeptMounted(DATA.into()), Op::HoldKept(DATA.into())]);
         }
         Some(KeptVolumeSpec::Memory { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
         None => {}
@@ -249,11 +251,9 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
 /// Shows the runtimes and our files. This follows the volume, because a runtime may be below `/tmp`.
 fn runtime(spec: &JailSpec, steps: &mut Steps) {
     for path in shown_runtime(spec) {
-        steps.file(path, Op::Layer { path: path.clone() });
+        steps.file(path, Op::Layer(path.clone()));
     }
-    for file in &spec.files {
-        steps.file(&file.path, Op::File { path: file.path.clone(), content: file.content.clone() });
-    }
+    spec.files.iter().cloned().for_each(|file| steps.write(file));
 }
 
 /// Returns the runtime paths that no other bind shows already, parents before the paths below them.
@@ -293,18 +293,17 @@ fn dev(spec: &JailSpec, steps: &mut Steps) {
 }
 
 fn proc(spec: &JailSpec, steps: &mut Steps) {
-    steps.ops.push(Op::Proc { path: "/proc".into() });
-    steps.ops.extend(spec.host.masked_files.iter().map(|path| Op::MaskFile { path: path.clone() }));
-    steps.ops.extend(spec.host.masked_dirs.iter().map(|path| Op::MaskDir { path: path.clone() }));
-    steps.ops.extend(spec.host.read_only.iter().map(|path| Op::ReadOnly { path: path.clone() }));
+    steps.ops.push(Op::Proc("/proc".into()));
+    steps.ops.extend(spec.host.masked_files.iter().cloned().map(Op::MaskFile));
+    steps.ops.extend(spec.host.masked_dirs.iter().cloned().map(Op::MaskDir));
+    steps.ops.extend(spec.host.read_only.iter().cloned().map(Op::ReadOnly));
     // This comes last because these files are mounted over the entries that are visible after the steps above.
-    let over = |file: &FileSpec| Op::ProcFile { path: file.path.clone(), content: file.content.clone() };
-    steps.ops.extend(spec.host.proc_files.iter().map(over));
-    steps.ops.push(Op::BootId { path: BOOT_ID.into() });
+    steps.ops.extend(spec.host.proc_files.iter().cloned().map(Op::ProcFile));
+    steps.ops.push(Op::BootId(BOOT_ID.into()));
 }
 
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
-    steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
+    steps.ops.extend([Op::UserNamespace(spec.map), Op::UserLimits]);
     steps.ops.extend(identity(spec, INSIDE).map(Op::Confine));
     // Ids change before the death signal is set: the Linux kernel clears the signal when ids change.
     steps.ops.push(Op::DieWithLauncher);

@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::{Handles, SetupEvent, run};
 use crate::plan::{Op, Plan};
-use crate::spec::Content;
+use crate::spec::{Content, FileSpec};
 
 fn dir(path: &str) -> Op {
     Op::Dir { path: path.into(), mode: 0o755 }
@@ -20,7 +20,7 @@ fn symlink(path: &str, target: &str) -> Op {
 }
 
 fn file(path: &str) -> Op {
-    Op::File { path: path.into(), content: Content::Text(String::new()) }
+    Op::File(FileSpec { path: path.into(), content: Content::Text(String::new()) })
 }
 
 fn device(path: &str) -> Op {
@@ -28,11 +28,11 @@ fn device(path: &str) -> Op {
 }
 
 fn proc() -> Op {
-    Op::Proc { path: "/proc".into() }
+    Op::Proc("/proc".into())
 }
 
 fn mask(path: &str) -> Op {
-    Op::MaskFile { path: path.into() }
+    Op::MaskFile(path.into())
 }
 
 fn null() -> OwnedFd {
@@ -110,14 +110,14 @@ fn a_proc_that_is_a_link_or_no_proc_is_refused() {
     let dev = [dir("/dev"), device("/dev/null")];
     let steps = [&dev[..], &[dir("/proc"), fake, file("/proc/keys"), mask("/proc/keys")]].concat();
     assert_fails_at_the_last("proc-fake", &steps, "proc file system");
-    let read_only = Op::ReadOnly { path: "/proc/sys".into() };
+    let read_only = Op::ReadOnly("/proc/sys".into());
     let steps = [dir("/proc"), symlink("/proc/sys", "/"), read_only];
     assert_fails_at_the_last("sys-link", &steps, "proc file system");
 }
 
 #[test]
 fn a_runtime_path_cannot_be_laid_over_a_link() {
-    let steps = [symlink("/opt", "/usr"), Op::BindReadOnly { path: Path::new("/opt/../usr").into() }];
+    let steps = [symlink("/opt", "/usr"), Op::BindReadOnly(Path::new("/opt/../usr").into())];
     if let Some(report) = apply("bind", &steps) {
         assert!(matches!(report, SetupEvent::Failed { .. }), "{report:?}");
     }

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use crate::confine::ConfineStep;
 use crate::ids::IdMap;
-use crate::spec::{Content, SharedVolumeSpec, Volume};
+use crate::spec::{FileSpec, SharedVolumeSpec, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Writes the process into a v1 cgroup.
-    JoinCgroup { tasks: PathBuf },
+    JoinCgroup(PathBuf),
     /// Applies a step that changes only the process itself.
     Confine(ConfineStep),
     /// Resets scheduling and memory-killer settings that the operator may have given to the server: a negative nice
@@ -21,10 +21,10 @@ pub(crate) enum Op {
     /// the namespace, so that no name of ours is visible inside.
     CgroupNamespace,
     /// Binds the guest's socket in the sandbox's directory, from the sandbox's network namespace.
-    Listen { dir: PathBuf },
+    Listen(PathBuf),
     /// Listens in the sandbox's network namespace and passes the socket to the launcher: connections are accepted
     /// outside of the sandbox.
-    Egress { address: SocketAddrV4 },
+    Egress(SocketAddrV4),
     /// Makes the mounts of the new namespace private, so that none of ours reaches the host.
     PrivateMounts,
     /// Mounts the tmpfs that becomes the root of the sandbox.
@@ -34,13 +34,13 @@ pub(crate) enum Op {
     /// Creates a symlink.
     Symlink { path: PathBuf, target: PathBuf },
     /// Writes a file.
-    File { path: PathBuf, content: Content },
+    File(FileSpec),
     /// Shows the host's files at the path on inodes that belong to the sandbox alone.
-    Layer { path: PathBuf },
+    Layer(PathBuf),
     /// Unmounts the overlays, which stay alive through what is shown of them.
     HideLayers,
     /// Binds the host's own inodes at the path.
-    BindReadOnly { path: PathBuf },
+    BindReadOnly(PathBuf),
     /// Shows a new device node, or the host's if none can be created.
     Device { path: PathBuf, number: (u32, u32) },
     /// Mounts a separate instance of the pseudo-terminals.
@@ -48,19 +48,19 @@ pub(crate) enum Op {
     /// Mounts a tmpfs of a fixed size.
     Tmpfs { path: PathBuf, bytes: u64, inodes: u64 },
     /// Mounts `/proc` of the sandbox's pid namespace.
-    Proc { path: PathBuf },
+    Proc(PathBuf),
     /// Covers a file in `/proc` with `/dev/null`.
-    MaskFile { path: PathBuf },
+    MaskFile(PathBuf),
     /// Covers a directory in `/proc` with an empty one.
-    MaskDir { path: PathBuf },
+    MaskDir(PathBuf),
     /// Covers a file in `/proc` with one of ours.
-    ProcFile { path: PathBuf, content: Content },
+    ProcFile(FileSpec),
     /// Covers the boot id with a random one, different in each sandbox.
-    BootId { path: PathBuf },
+    BootId(PathBuf),
     /// Makes a mount read-only.
-    ReadOnly { path: PathBuf },
+    ReadOnly(PathBuf),
     /// Mounts the volume on a directory that `HideVolume` removes later.
-    Volume { volume: Volume },
+    Volume(Volume),
     /// Shows a directory of the volume at `path`.
     VolumeDir { path: PathBuf, mode: u32 },
     /// Removes the directory on which the volume was mounted.
@@ -77,9 +77,9 @@ pub(crate) enum Op {
     /// Removes the directory on which the kept image was mounted.
     HideKept,
     /// Shows a kept image that is still mounted from its last use.
-    KeptMounted { path: PathBuf },
+    KeptMounted(PathBuf),
     /// Passes a second mount of the kept volume to the launcher, which may park the volume for the next sandbox.
-    HoldKept { path: PathBuf },
+    HoldKept(PathBuf),
     /// Binds a kept volume in memory, which the launcher has mounted at `at`.
     KeptBind { at: PathBuf, path: PathBuf, owner: u32 },
     /// Shows a directory of the host. With an `owner`, files of the directory's owner appear as files of `owner`.
@@ -89,13 +89,13 @@ pub(crate) enum Op {
     /// Makes the root itself read-only.
     SealRoot,
     /// Sets the host name in the sandbox's uts namespace.
-    Hostname { name: String },
+    Hostname(String),
     /// Limits what the sandbox's sockets may hold, and turns on the loopback interface.
     LoopbackUp,
     /// Creates the user namespace as the sandbox's host uid, not as root. The Linux kernel charges its per-user
     /// counters (inotify, pending signals, locked memory) to the creator as well, so one sandbox could otherwise
     /// exhaust root's limits. The launcher writes the maps.
-    UserNamespace { map: IdMap },
+    UserNamespace(IdMap),
     /// Forbids namespaces below this one and limits the sandbox to a share of the per-user counters.
     UserLimits,
     /// Has the Linux kernel kill the process when the launcher ends.
@@ -110,35 +110,35 @@ pub(crate) enum Op {
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::JoinCgroup { tasks } => write!(f, "join {}", tasks.display()),
+            Self::JoinCgroup(tasks) => write!(f, "join {}", tasks.display()),
             Self::Confine(step) => write!(f, "{step}"),
             Self::OrdinaryPriority => write!(f, "ordinary priority"),
             Self::CgroupNamespace => write!(f, "unshare cgroup"),
-            Self::Listen { dir } => write!(f, "listen {}/guest.sock", dir.display()),
-            Self::Egress { address } => write!(f, "listen {address}, hand out"),
+            Self::Listen(dir) => write!(f, "listen {}/guest.sock", dir.display()),
+            Self::Egress(address) => write!(f, "listen {address}, hand out"),
             Self::PrivateMounts => write!(f, "private mounts"),
             Self::NewRoot { at, bytes, inodes } => {
                 write!(f, "root tmpfs {bytes} bytes {inodes} inodes on {}", at.display())
             }
             Self::Dir { path, mode } => write!(f, "dir {} {mode:o}", path.display()),
             Self::Symlink { path, target } => write!(f, "symlink {} -> {}", path.display(), target.display()),
-            Self::File { path, content } => write!(f, "file {} {content:?}", path.display()),
-            Self::Layer { path } => write!(f, "layer {} ro,nosuid,nodev", path.display()),
+            Self::File(FileSpec { path, content }) => write!(f, "file {} {content:?}", path.display()),
+            Self::Layer(path) => write!(f, "layer {} ro,nosuid,nodev", path.display()),
             Self::HideLayers => write!(f, "hide layers"),
-            Self::BindReadOnly { path } => write!(f, "bind {} ro,nosuid,nodev", path.display()),
+            Self::BindReadOnly(path) => write!(f, "bind {} ro,nosuid,nodev", path.display()),
             Self::Device { path, number: (major, minor) } => write!(f, "device {} {major}:{minor}", path.display()),
             Self::Devpts { path, max } => write!(f, "devpts {} max {max}", path.display()),
             Self::Tmpfs { path, bytes, inodes } => write!(f, "tmpfs {} {bytes} bytes {inodes} inodes", path.display()),
-            Self::Proc { path } => write!(f, "proc {}", path.display()),
-            Self::MaskFile { path } => write!(f, "mask file {}", path.display()),
-            Self::MaskDir { path } => write!(f, "mask dir {}", path.display()),
-            Self::ProcFile { path, content } => write!(f, "file over {} {content:?}", path.display()),
-            Self::BootId { path } => write!(f, "boot id over {}", path.display()),
-            Self::ReadOnly { path } => write!(f, "read-only {}", path.display()),
-            Self::Volume { volume: Volume::Ext4 { template, image } } => {
+            Self::Proc(path) => write!(f, "proc {}", path.display()),
+            Self::MaskFile(path) => write!(f, "mask file {}", path.display()),
+            Self::MaskDir(path) => write!(f, "mask dir {}", path.display()),
+            Self::ProcFile(FileSpec { path, content }) => write!(f, "file over {} {content:?}", path.display()),
+            Self::BootId(path) => write!(f, "boot id over {}", path.display()),
+            Self::ReadOnly(path) => write!(f, "read-only {}", path.display()),
+            Self::Volume(Volume::Ext4 { template, image }) => {
                 write!(f, "volume ext4 {} from {}", image.display(), template.display())
             }
-            Self::Volume { volume: Volume::Tmpfs { bytes, inodes } } => {
+            Self::Volume(Volume::Tmpfs { bytes, inodes }) => {
                 write!(f, "volume tmpfs {bytes} bytes {inodes} inodes")
             }
             Self::VolumeDir { path, mode } => write!(f, "volume dir {} {mode:o}", path.display()),
@@ -156,8 +156,8 @@ impl fmt::Display for Op {
             }
             Self::KeptDir { path, owner } => write!(f, "kept dir {} shown as {owner}", path.display()),
             Self::HideKept => write!(f, "hide kept"),
-            Self::KeptMounted { path } => write!(f, "kept, still mounted, on {}", path.display()),
-            Self::HoldKept { path } => write!(f, "hold {}", path.display()),
+            Self::KeptMounted(path) => write!(f, "kept, still mounted, on {}", path.display()),
+            Self::HoldKept(path) => write!(f, "hold {}", path.display()),
             Self::KeptBind { at, path, owner } => {
                 write!(f, "kept {} on {} owner {owner}", at.display(), path.display())
             }
@@ -168,9 +168,9 @@ impl fmt::Display for Op {
             }
             Self::PivotRoot => write!(f, "pivot root"),
             Self::SealRoot => write!(f, "root read-only"),
-            Self::Hostname { name } => write!(f, "hostname {name}"),
+            Self::Hostname(name) => write!(f, "hostname {name}"),
             Self::LoopbackUp => write!(f, "loopback up"),
-            Self::UserNamespace { map } => {
+            Self::UserNamespace(map) => {
                 write!(f, "unshare user as {}, map {}", map.outer(), map.lines().replace('\n', ", "))
             }
             Self::UserLimits => write!(f, "user limits"),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::confine::ARRIVAL;
 use crate::ids::{IdMap, Mode};
-use crate::spec::{BrowserJail, Host, Volume};
+use crate::spec::{BrowserJail, Content, Host, Volume};
 
 fn spec(mode: Mode) -> JailSpec {
     let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
@@ -261,7 +261,7 @@ fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
 fn privileges_end_after_the_last_mount_and_the_guest_is_last() {
     for mode in [Mode::Root, Mode::Sub, Mode::Single] {
         let ops = plan(&with_volumes(mode)).ops;
-        let user = ops.iter().position(|op| matches!(op, Op::UserNamespace { .. })).unwrap();
+        let user = ops.iter().position(|op| matches!(op, Op::UserNamespace(_))).unwrap();
         let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
         assert!(seal < user);
         assert_eq!(ops.last(), Some(&Op::Exec));
