@@ -73,10 +73,6 @@ impl Bench {
     }
 }
 
-fn times(value: f64) -> Quantity {
-    Quantity { value, unit: Unit::Times }
-}
-
 /// Derives quantities and rows from the samples of a figure.
 impl Samples {
     pub(crate) fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
@@ -92,6 +88,16 @@ impl Samples {
         self.quantity(subject, self.tail_ratio(subject, at, TRUE), Unit::T)
     }
 
+    /// Returns a row for our median.
+    fn ours(&self, what: &str, goal: f64) -> ReportRow {
+        ReportRow::new(what, self.in_true(OURS), self.in_true(EMPTY), Goal::at_most(goal, Unit::T))
+    }
+
+    /// Returns a row for a tail of two series: ours, and ours with empty pools.
+    fn tail(&self, what: &str, at: f64, [ours, empty]: [&str; 2], goal: Option<Goal>) -> ReportRow {
+        ReportRow::new(what, self.tail_in_true(ours, at), self.tail_in_true(empty, at), goal)
+    }
+
     /// Returns a row beside an alternative that takes longer.
     fn beside(&self, what: &str, name: &'static str, goal: Option<Goal>) -> ReportRow {
         let empty = self.quantity(EMPTY, self.ratio(name, EMPTY), Unit::Times);
@@ -104,6 +110,31 @@ impl Samples {
     }
 }
 
+type Servers<T> = Vec<(&'static str, Option<T>)>;
+
+/// Starts a server with full pools and one with empty pools.
+fn both<T>(samples: &mut Samples, start: impl Fn(Pool) -> Result<T, BenchError>) -> Result<Servers<T>, BenchError> {
+    BOTH.into_iter().map(|(name, pool)| Ok((name, samples.need(name, start(pool))?))).collect()
+}
+
+/// Measures creates by both servers in turn, with pauses.
+fn creates_by_both(
+    bench: &Bench,
+    samples: &mut Samples,
+    servers: &mut Servers<client::Stdio>,
+    language: &str,
+    code: &str,
+) -> Result<(), BenchError> {
+    for _ in 0..bench.plan.creates {
+        for (name, server) in &mut *servers {
+            bench.pause()?;
+            samples.take(TRUE, || true_times(bench, 2))?;
+            samples.take_from(name, server, |server| creates(bench, server, language, code))?;
+        }
+    }
+    Ok(())
+}
+
 /// Measures the creation of one context with its first cell, and stops the context again.
 fn creates(bench: &Bench, client: &mut dyn Client, language: &str, code: &str) -> Result<Vec<f64>, BenchError> {
     let (context, seconds) = first_cell(client, language, code, "1")?;
@@ -114,31 +145,17 @@ fn creates(bench: &Bench, client: &mut dyn Client, language: &str, code: &str) -
 
 fn first(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
-    let mut servers = Vec::new();
-    for (name, pool) in BOTH {
-        servers.push((name, samples.need(name, bench.contexts(pool))?));
-    }
+    let mut servers = both(&mut samples, |pool| bench.contexts(pool))?;
     let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
     let mut gateway = samples.need(GATEWAY, Helper::gateway(bench))?;
     bench.settle()?;
     for round in bench.rounds("first") {
         samples.begin_round();
-        for _ in 0..bench.plan.creates {
-            for (name, server) in &mut servers {
-                bench.pause()?;
-                samples.take(TRUE, || true_times(bench, 2))?;
-                if let Some(server) = server {
-                    samples.take(name, || creates(bench, server, "python", PANDAS))?;
-                }
-            }
-        }
-        if let Some(kernels) = &mut kernels {
-            samples.take(IPYKERNEL, || kernels.first(PANDAS))?;
-            samples.take(ORDINARY, || kernels.values(&json!({ "do": "start_ordinary", "code": PANDAS })))?;
-        }
-        if let Some(gateway) = &mut gateway {
-            samples.take(GATEWAY, || gateway.first(PANDAS))?;
-        }
+        creates_by_both(bench, &mut samples, &mut servers, "python", PANDAS)?;
+        let ordinary = json!({ "do": "start_ordinary", "code": PANDAS });
+        samples.take_from(IPYKERNEL, &mut kernels, |kernels| kernels.first(PANDAS))?;
+        samples.take_from(ORDINARY, &mut kernels, |kernels| kernels.values(&ordinary))?;
+        samples.take_from(GATEWAY, &mut gateway, |gateway| gateway.first(PANDAS))?;
         // Each sample takes seconds, and it has no pandas: a few are enough for the order of magnitude.
         if round < 3 {
             samples.take(RUN_PYTHON, || {
@@ -149,15 +166,9 @@ fn first(bench: &Bench) -> Result<Figure, BenchError> {
         }
     }
     let mut figure = Figure::new("first", ALL[0].title, &samples);
-    let what = "create_context + first `import pandas`, stdio";
     figure.lines = vec![
-        ReportRow::new(what, samples.in_true(OURS), samples.in_true(EMPTY), Goal::at_most(12.0, Unit::T)),
-        ReportRow::new(
-            "… its p99",
-            samples.tail_in_true(OURS, 0.99),
-            samples.tail_in_true(EMPTY, 0.99),
-            Goal::at_most(40.0, Unit::T),
-        ),
+        samples.ours("create_context + first `import pandas`, stdio", 12.0),
+        samples.tail("… its p99", 0.99, [OURS, EMPTY], Goal::at_most(40.0, Unit::T)),
         samples.beside("… against a start + the same import", IPYKERNEL, Goal::times(60.0)),
         samples.beside("… against the same through its ordinary client", ORDINARY, None),
         samples.beside("… against a new kernel + the same import", GATEWAY, None),
@@ -191,14 +202,11 @@ fn warmed(client: &mut dyn Client) -> Result<BenchCall, BenchError> {
 
 fn warm(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
-    let mut servers = Vec::new();
-    for (name, pool) in BOTH {
-        let made = server::stdio(bench, "sandpool", pool, "").and_then(|mut client| {
-            let call = warmed(&mut client)?;
-            Ok((client, call))
-        });
-        servers.push((name, samples.need(name, made)?));
-    }
+    let mut servers = both(&mut samples, |pool| {
+        let mut client = server::stdio(bench, "sandpool", pool, "")?;
+        let call = warmed(&mut client)?;
+        Ok((client, call))
+    })?;
     let mut pipe = samples.need(PIPE, PingPong::start(bench))?;
     let mut bare = samples.need(CELL, Helper::bare(bench))?;
     let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
@@ -210,12 +218,8 @@ fn warm(bench: &Bench) -> Result<Figure, BenchError> {
     for _ in bench.rounds("warm") {
         samples.begin_round();
         samples.take(TRUE, || true_times(bench, 10))?;
-        if let Some(pipe) = &mut pipe {
-            samples.take(PIPE, || pipe.times(bench, bench.plan.calls))?;
-        }
-        if let Some(bare) = &mut bare {
-            samples.take(CELL, || bare.values(&json!({ "times": bench.plan.calls })))?;
-        }
+        samples.take_from(PIPE, &mut pipe, |pipe| pipe.times(bench, bench.plan.calls))?;
+        samples.take_from(CELL, &mut bare, |bare| bare.values(&json!({ "times": bench.plan.calls })))?;
         for (name, server) in &mut servers {
             let Some((client, call)) = server else { continue };
             if *name == OURS {
@@ -223,15 +227,12 @@ fn warm(bench: &Bench) -> Result<Figure, BenchError> {
             }
             samples.take(name, || warm_calls(bench, client, call))?;
         }
-        if let Some(kernels) = &mut kernels {
-            samples.take(IPYKERNEL, || kernels.calls(bench.plan.calls))?;
-            let request = json!({ "do": "call_ordinary", "times": bench.plan.calls, "code": "print(1)" });
-            samples.take(ORDINARY, || kernels.values(&request))?;
-        }
-        if let Some(server) = &mut run_python {
-            samples
-                .take(RUN_PYTHON, || (0..bench.plan.calls).map(|_| alternatives::run_python_call(server)).collect())?;
-        }
+        let ordinary = json!({ "do": "call_ordinary", "times": bench.plan.calls, "code": "print(1)" });
+        samples.take_from(IPYKERNEL, &mut kernels, |kernels| kernels.calls(bench.plan.calls))?;
+        samples.take_from(ORDINARY, &mut kernels, |kernels| kernels.values(&ordinary))?;
+        samples.take_from(RUN_PYTHON, &mut run_python, |server| {
+            (0..bench.plan.calls).map(|_| alternatives::run_python_call(server)).collect()
+        })?;
     }
     let allowed = [(NO_OP, 1.0), (CELL, 2.0)];
     let part = |subject| samples.quantity(subject, samples.ratio_to_sum(subject, &allowed), Unit::Times);
@@ -253,16 +254,12 @@ fn warm(bench: &Bench) -> Result<Figure, BenchError> {
 
 fn http(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
-    let mut servers = Vec::new();
-    for (name, pool) in BOTH {
-        let made = server::Http::start(bench, pool).and_then(|server| {
-            server.wait_ready(bench)?;
-            let mut client = server.connect()?;
-            let call = warmed(&mut client)?;
-            Ok((client, call, server))
-        });
-        servers.push((name, samples.need(name, made)?));
-    }
+    let mut servers = both(&mut samples, |pool| {
+        let server = server::Http::start(bench, pool)?;
+        let mut client = server.connect()?;
+        let call = warmed(&mut client)?;
+        Ok((client, call, server))
+    })?;
     let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
     if let Some(kernels) = &mut kernels {
         samples.need(IPYKERNEL, kernels.open(1, "print(1)"))?;
@@ -279,12 +276,8 @@ fn http(bench: &Bench) -> Result<Figure, BenchError> {
             }
             samples.take(name, || warm_calls(bench, client, call))?;
         }
-        if let Some(kernels) = &mut kernels {
-            samples.take(IPYKERNEL, || kernels.calls(bench.plan.calls))?;
-        }
-        if let Some(gateway) = &mut gateway {
-            samples.take(GATEWAY, || gateway.calls(bench.plan.calls.div_ceil(5)))?;
-        }
+        samples.take_from(IPYKERNEL, &mut kernels, |kernels| kernels.calls(bench.plan.calls))?;
+        samples.take_from(GATEWAY, &mut gateway, |gateway| gateway.calls(bench.plan.calls.div_ceil(5)))?;
     }
     let mut figure = Figure::new("http", ALL[2].title, &samples);
     figure.lines = vec![
@@ -301,32 +294,16 @@ fn http(bench: &Bench) -> Result<Figure, BenchError> {
 
 fn javascript(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
-    let mut servers = Vec::new();
-    for (name, pool) in BOTH {
-        servers.push((name, samples.need(name, bench.contexts(pool))?));
-    }
+    let mut servers = both(&mut samples, |pool| bench.contexts(pool))?;
     bench.settle()?;
     for _ in bench.rounds("javascript") {
         samples.begin_round();
-        for _ in 0..bench.plan.creates {
-            for (name, server) in &mut servers {
-                bench.pause()?;
-                samples.take(TRUE, || true_times(bench, 2))?;
-                if let Some(server) = server {
-                    samples.take(name, || creates(bench, server, "javascript", "console.log(1)"))?;
-                }
-            }
-        }
+        creates_by_both(bench, &mut samples, &mut servers, "javascript", "console.log(1)")?;
         samples.take(NODE, || timed(bench, 3, || floors::plain_node(bench)))?;
     }
     let mut figure = Figure::new("javascript", ALL[3].title, &samples);
     figure.lines = vec![
-        ReportRow::new(
-            "JavaScript: create_context + first `console.log`, stdio",
-            samples.in_true(OURS),
-            samples.in_true(EMPTY),
-            Goal::at_most(15.0, Unit::T),
-        ),
+        samples.ours("JavaScript: create_context + first `console.log`, stdio", 15.0),
         samples.beside("… against a process of its own (no sandbox)", NODE, None),
     ];
     figure.floors = samples.floors(&[NODE]);
@@ -450,10 +427,7 @@ fn many(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut notes = Vec::new();
     for (pool, names) in MANY {
-        let made = server::Http::start(bench, pool).and_then(|server| {
-            server.wait_ready(bench)?;
-            Ok((server.connect()?, server))
-        });
+        let made = server::Http::start(bench, pool).and_then(|server| Ok((server.connect()?, server)));
         // A failure is shown in place of the result.
         let Some((mut client, _server)) = samples.need(names[2], made)? else { continue };
         bench.settle()?;
@@ -565,19 +539,10 @@ fn burst(bench: &Bench) -> Result<Figure, BenchError> {
         }
     }
     let mut figure = Figure::new("burst", ALL[7].title, &samples);
+    let what = format!("{} create_context at once, stdio, p95", bench.plan.burst);
     figure.lines = vec![
-        ReportRow::new(
-            &format!("{} create_context at once, stdio, p95", bench.plan.burst),
-            samples.tail_in_true(OURS, 0.95),
-            samples.tail_in_true(EMPTY, 0.95),
-            Goal::at_most(120.0, Unit::T),
-        ),
-        ReportRow::new(
-            "… until each has printed something, p95",
-            samples.tail_in_true(CELLS, 0.95),
-            samples.tail_in_true(EMPTY_CELLS, 0.95),
-            None,
-        ),
+        samples.tail(&what, 0.95, [OURS, EMPTY], Goal::at_most(120.0, Unit::T)),
+        samples.tail("… until each has printed something, p95", 0.95, [CELLS, EMPTY_CELLS], None),
         ReportRow::new(
             "… the same again two seconds later, p95",
             samples.tail_in_true(AGAIN, 0.95),
@@ -630,32 +595,24 @@ fn load(bench: &Bench) -> Result<Figure, BenchError> {
             notes.push(format!("`load`: {count} kernels of ipykernel{why}"));
         }
     }
-    let mut servers = Vec::new();
-    for (name, pool) in BOTH {
-        let made = server::Http::start(bench, pool).and_then(|server| {
-            server.wait_ready(bench)?;
-            let connect = |_| {
-                let mut client = server.connect()?;
-                let call = warmed(&mut client)?;
-                Ok((client, call))
-            };
-            let clients: Result<Vec<_>, BenchError> = (0..bench.plan.loaded).map(connect).collect();
-            Ok((clients?, server))
-        });
-        servers.push((name, samples.need(name, made)?));
-    }
+    let mut servers = both(&mut samples, |pool| {
+        let server = server::Http::start(bench, pool)?;
+        let connect = |_| {
+            let mut client = server.connect()?;
+            let call = warmed(&mut client)?;
+            Ok((client, call))
+        };
+        let clients: Result<Vec<_>, BenchError> = (0..bench.plan.loaded).map(connect).collect();
+        Ok((clients?, server))
+    })?;
     bench.settle()?;
     for _ in bench.rounds("load").take(5) {
         samples.begin_round();
         for (name, server) in &mut servers {
-            if let Some((clients, _)) = server {
-                samples.take(name, || Ok(vec![rate(bench, clients)?]))?;
-            }
+            samples.take_from(name, server, |(clients, _)| Ok(vec![rate(bench, clients)?]))?;
         }
-        if let Some(kernels) = &mut kernels {
-            let request = json!({ "do": "load", "seconds": bench.plan.load.as_secs_f64(), "code": "print(1)" });
-            samples.take(IPYKERNEL, || kernels.values(&request))?;
-        }
+        let request = json!({ "do": "load", "seconds": bench.plan.load.as_secs_f64(), "code": "print(1)" });
+        samples.take_from(IPYKERNEL, &mut kernels, |kernels| kernels.values(&request))?;
     }
     let rate = |subject: &str| samples.quantity(subject, samples.median(subject), Unit::PerSecond);
     let mut figure = Figure::new("load", ALL[8].title, &samples);
@@ -708,8 +665,7 @@ fn start(bench: &Bench) -> Result<Figure, BenchError> {
         for (name, pool) in BOTH {
             samples.take(name, || {
                 let start = Instant::now();
-                let server = server::Http::start(bench, pool)?;
-                server.wait_ready(bench)?;
+                let _server = server::Http::start(bench, pool)?;
                 Ok(vec![start.elapsed().as_secs_f64()])
             })?;
         }
@@ -720,7 +676,7 @@ fn start(bench: &Bench) -> Result<Figure, BenchError> {
         "server start to ready, against the plain import of what it preloads",
         against_import(OURS),
         against_import(EMPTY),
-        Some(Goal::AtMost(times(1.5))),
+        Goal::at_most(1.5, Unit::Times),
     )];
     figure.floors = samples.floors(&[IMPORT]);
     Ok(figure)

@@ -50,6 +50,7 @@ pub(crate) struct Http {
 }
 
 impl Http {
+    /// Starts a server and waits until it is ready.
     pub(crate) fn start(bench: &Bench, pool: Pool) -> Result<Self, BenchError> {
         let (mut command, log) = child(bench, pool, "")?;
         command.args(["serve", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::null());
@@ -61,11 +62,8 @@ impl Http {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
             text.split("listening: http://").nth(1)?.split_once('/')?.0.parse().ok().map(Ok)
         })??;
+        until(bench, || client::is_ok(address, "/readyz").then_some(()))?;
         Ok(Self { address, _process: process })
-    }
-
-    pub(crate) fn wait_ready(&self, bench: &Bench) -> Result<(), BenchError> {
-        until(bench, || client::is_ok(self.address, "/readyz").then_some(()))
     }
 
     pub(crate) fn connect(&self) -> Result<client::Http, BenchError> {

@@ -55,6 +55,16 @@ impl Samples {
         Ok(())
     }
 
+    /// Adds values of a subject that needs something, unless it could not be had (see [`Samples::need`]).
+    pub(crate) fn take_from<T>(
+        &mut self,
+        subject: &'static str,
+        needed: &mut Option<T>,
+        measure: impl FnOnce(&mut T) -> Result<Vec<f64>, BenchError>,
+    ) -> Result<(), BenchError> {
+        needed.as_mut().map_or(Ok(()), |needed| self.take(subject, || measure(needed)))
+    }
+
     /// Returns something that a subject needs, such as a process. Without it the subject has failed.
     pub(crate) fn need<T>(
         &mut self,

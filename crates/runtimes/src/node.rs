@@ -24,10 +24,8 @@ const OLDEST: u32 = 22;
 #[derive(Debug, Clone)]
 pub enum Node {
     /// A Node that was found on the machine.
-    Host {
-        version: String,
-        binary: PathBuf,
-    },
+    Host { version: String, binary: PathBuf },
+    /// The pinned Node, which a set-up fetched from npm.
     Pinned(Runtime),
 }
 
