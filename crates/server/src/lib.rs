@@ -6,6 +6,7 @@
 mod auth;
 pub mod cli;
 pub mod config;
+mod digest;
 pub mod files;
 pub mod handler;
 mod journal;

@@ -4,7 +4,8 @@ use std::fmt;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use sha2::{Digest, Sha256};
+
+use crate::digest::sha256;
 
 /// Maximum length of a token that is examined; tokens of identity providers are a few kilobytes.
 const LONGEST: usize = 16 << 10;
@@ -27,7 +28,7 @@ impl Secret {
     }
 
     pub(crate) fn sha256(&self) -> [u8; 32] {
-        Sha256::digest(&self.0).into()
+        sha256(&self.0)
     }
 
     pub(crate) fn is_short(&self) -> bool {

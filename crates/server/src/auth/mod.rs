@@ -23,7 +23,6 @@ use engine::op::Tenant;
 use http::StatusCode;
 use http::request::Parts;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 pub(crate) use self::bearer::Secret;
@@ -33,6 +32,7 @@ pub(crate) use self::metadata::WELL_KNOWN;
 pub(crate) use self::middleware::{Watched, routes};
 pub(crate) use self::tenants::{Quotas, TenantsError};
 use crate::config::Policies;
+use crate::digest::sha256;
 
 /// How callers are distinguished. If nothing is set, every caller is the local tenant.
 #[derive(Debug, Clone, Default)]
@@ -206,7 +206,7 @@ impl Auth {
     }
 
     fn caller(&self, token: &str) -> Result<Caller, bearer::TokenError> {
-        let digest: [u8; 32] = Sha256::digest(token).into();
+        let digest = sha256(token);
         if self.token.is_some_and(|expected| same(&expected, &digest)) {
             return Ok(Caller { tenant: Tenant::local(), quotas: self.quotas.clone() });
         }
@@ -300,7 +300,7 @@ mod tests {
             ("a prefix", "/mcp", &[&good[..good.len() - 1]], Some(&wrong)),
             ("longer", "/mcp", &[&format!("{good}x")], Some(&wrong)),
             ("other case", "/mcp", &[&good.replace("horse", "Horse")], Some(&wrong)),
-            ("its hash", "/mcp", &[&format!("Bearer {}", hex(&Sha256::digest(TOKEN)))], Some(&wrong)),
+            ("its hash", "/mcp", &[&format!("Bearer {}", hex(&sha256(TOKEN)))], Some(&wrong)),
             ("empty", "/mcp", &["Bearer "], Some(&broken)),
             ("scheme alone", "/mcp", &["Bearer"], Some(&broken)),
             ("no scheme", "/mcp", &[TOKEN], Some(&broken)),
@@ -366,7 +366,7 @@ mod tests {
     fn each_tenant_is_who_his_token_says_with_his_own_rate() {
         let dir = Scratch::new();
         let tenant = |name: &str, token: &str, quotas: &str| {
-            format!("[[tenant]]\nname = '{name}'\ntoken_sha256 = '{}'\n{quotas}\n", hex(&Sha256::digest(token)))
+            format!("[[tenant]]\nname = '{name}'\ntoken_sha256 = '{}'\n{quotas}\n", hex(&sha256(token)))
         };
         let file = tenant("blue", "blue-token", "quotas = { calls_per_second = 2, runs = 1 }")
             + &tenant("green", "green-token", "");

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use egress::Policy;
 use engine::op::{Quota, Tenant};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use text::hex;
 
 use crate::config::Policies;
+use crate::digest::sha256;
 
 /// Quotas of one tenant; `None` means the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -143,7 +143,7 @@ impl Tenants {
         if check_name(subject).is_ok() && !taken {
             return subject.into();
         }
-        format!("{HASHED}{}", hex(&Sha256::digest(subject)[..16]))
+        format!("{HASHED}{}", hex(&sha256(subject)[..16]))
     }
 
     pub(crate) fn quotas_of(&self, name: &str) -> Option<&Quotas> {
@@ -221,7 +221,7 @@ fn digest(value: &toml::Value) -> Result<[u8; 32], String> {
         let pair = std::str::from_utf8(pair).map_err(|_| wrong)?;
         *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong)?;
     }
-    if digest == <[u8; 32]>::from(Sha256::digest("")) {
+    if digest == sha256("") {
         return Err("`token_sha256` is the hash of an empty token".into());
     }
     Ok(digest)
@@ -241,12 +241,8 @@ mod tests {
     const A: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     const B: &str = "E3B0C44298FC1C149AFBF4C8996FB92427AE41E4649B934CA495991B7852B857";
 
-    fn sha(text: &str) -> [u8; 32] {
-        Sha256::digest(text).into()
-    }
-
     fn hex(text: &str) -> String {
-        super::hex(&sha(text))
+        super::hex(&sha256(text))
     }
 
     #[test]
@@ -260,7 +256,7 @@ mod tests {
             hex("three")
         );
         let tenants = Tenants::parse(&text, false, &Policies::default()).unwrap();
-        let name = |token| tenants.by_digest(&sha(token)).map(|entry| entry.name.as_str());
+        let name = |token| tenants.by_digest(&sha256(token)).map(|entry| entry.name.as_str());
         assert_eq!([name("one"), name("two"), name("three")], [Some("blue"), Some("green.2"), Some("green.2")]);
         assert_eq!([name("four"), name(""), name(&hex("one"))], [None; 3]);
         assert_eq!(tenants.0[0].quotas, Quotas::default());

@@ -1,16 +1,15 @@
 //! The secret from which the keys of links are made. It stays the same over restarts, because a link to a file of a
 //! conversation outlives the server.
 
-use sha2::{Digest, Sha256};
-
 use super::Failed;
 use crate::config::{Config, Secret};
+use crate::digest::sha256;
 use crate::persistent_secret;
 
 /// Returns the secret that the operator set, or one that is created once and stored.
 pub(crate) fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
     if let Some(Secret(text)) = &config.files.secret {
-        return Ok(Sha256::digest(text.as_bytes()).into());
+        return Ok(sha256(text));
     }
     let path = config.state_dir.join("file-secret");
     persistent_secret::take(&path).map_err(|error| Failed(format!("`{}`: {error}", path.display())))

@@ -5,9 +5,9 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sha2::{Digest, Sha256};
-use text::hex;
-use text::iso8601;
+use text::{hex, iso8601};
+
+use crate::digest::sha256;
 
 /// Maximum length of a journal line; longer lines are treated as damaged.
 pub(crate) const LONGEST_LINE: u64 = 1 << 20;
@@ -76,7 +76,7 @@ pub(crate) fn day(at: SystemTime) -> String {
 
 /// Returns the hash of a line without its line end.
 pub(crate) fn hash(line: &[u8]) -> String {
-    hex(&Sha256::digest(line))
+    hex(&sha256(line))
 }
 
 /// Returns the next line without its line end, and whether it had one. Returns `None` at the end of the file.

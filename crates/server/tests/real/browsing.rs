@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use ring::digest::{SHA256, digest};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use testkit::host::StateDir;
 use testkit::http::{Account, Era, Mcp};
 use testkit::pages::Pages;
@@ -55,7 +55,7 @@ fn token(tenant: &str) -> String {
 fn tenants_file(state: &StateDir) -> String {
     let file = state.0.join("tenants");
     let entry = |tenant| {
-        let hash: String = Sha256::digest(token(tenant)).iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = text::hex(digest(&SHA256, token(tenant).as_bytes()).as_ref());
         format!("[[tenant]]\nname = \"{tenant}\"\ntoken_sha256 = \"{hash}\"\n")
     };
     std::fs::write(&file, TENANTS.map(entry).concat()).unwrap();

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use ring::digest::{SHA256, digest};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use testkit::client::Client;
 use testkit::host::StateDir;
 use testkit::http::{Account, Mcp};
@@ -230,7 +230,7 @@ fn memory_of_all_sessions_and_none_evicted() {
     let shared = volume(&state, "shared");
     let list = json!([format!("{}:/one", shared.display()), format!("{}:/two:ro", shared.display())]).to_string();
     let tenants = state.0.join("tenants");
-    let hash: String = Sha256::digest(TOKEN).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = text::hex(digest(&SHA256, TOKEN.as_bytes()).as_ref());
     std::fs::write(&tenants, format!("[[tenant]]\nname = \"blue\"\ntoken_sha256 = \"{hash}\"\n")).unwrap();
     std::fs::set_permissions(&tenants, Permissions::from_mode(0o600)).unwrap();
     let server = Serve::in_state(

@@ -6,9 +6,9 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ring::digest::{SHA256, digest};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use testkit::host::{StateDir, facts, traces};
 use testkit::http::{Account, Era, Mcp};
 
@@ -272,7 +272,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 
 fn tenants_file(quotas: &[(&str, &str)]) -> String {
     let entry = |tenant: &str| {
-        let digest: String = Sha256::digest(token(tenant)).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = text::hex(digest(&SHA256, token(tenant).as_bytes()).as_ref());
         let quotas: String =
             quotas.iter().filter(|(of, _)| *of == tenant).map(|(_, quotas)| format!("quotas = {quotas}\n")).collect();
         format!("[[tenant]]\nname = \"{tenant}\"\ntoken_sha256 = \"{digest}\"\n{quotas}\n")
