@@ -40,6 +40,10 @@ pub trait Execute: Send + Sync + 'static {
 
 pub type Executing<'a> = Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send + 'a>>;
 
+type McpContext = RequestContext<RoleServer>;
+type PageParams = Option<PaginatedRequestParams>;
+type McpResult<T> = Result<T, ErrorData>;
+
 /// How long a client may cache a list. The tool list of an endpoint never changes while the process lives.
 const LIST_TTL_MS: u64 = 300_000;
 
@@ -120,7 +124,7 @@ impl Deref for McpServer {
 
 impl McpServer {
     /// Converts the arguments to an operation, executes it with progress notifications, and renders the outcome.
-    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> CallResult {
+    async fn call(&self, row: &'static ToolRow, args: Args, context: &McpContext) -> CallResult {
         let Surface { dialect, options, observer, .. } = &*self.surface;
         let (caller, origin) = (&self.caller, origin(context));
         let watching = observer.begin(dialect.id, row.name);
@@ -182,11 +186,11 @@ fn fence() -> Fence {
     Fence::new(uuid::Uuid::new_v4().simple().to_string())
 }
 
-fn origin(context: &RequestContext<RoleServer>) -> Origin {
+fn origin(context: &McpContext) -> Origin {
     context.extensions.get::<Origin>().cloned().unwrap_or_default()
 }
 
-fn only_page(page: Option<PaginatedRequestParams>) -> Result<(), ErrorData> {
+fn only_page(page: PageParams) -> McpResult<()> {
     match page.and_then(|page| page.cursor) {
         Some(_) => Err(ErrorData::invalid_params("unknown cursor: the list has one page", None)),
         None => Ok(()),
@@ -235,8 +239,8 @@ impl ServerHandler for McpServer {
     async fn initialize(
         &self,
         mut request: InitializeRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<InitializeResult, ErrorData> {
+        context: McpContext,
+    ) -> McpResult<InitializeResult> {
         let mut result = self.negotiate_initialize(&request)?;
         // Calls can become tasks only in a revision that has no `initialize`, so the extension is not offered here.
         if let Some(extensions) = &mut result.capabilities.extensions {
@@ -249,16 +253,12 @@ impl ServerHandler for McpServer {
         Ok(result)
     }
 
-    async fn discover(&self, _: RequestContext<RoleServer>) -> Result<DiscoverResult, ErrorData> {
+    async fn discover(&self, _: McpContext) -> McpResult<DiscoverResult> {
         let versions = self.supported_protocol_versions().into_owned();
         Ok(DiscoverResult::from_server_info(versions, self.get_info()).with_ttl_ms(LIST_TTL_MS))
     }
 
-    async fn list_tools(
-        &self,
-        page: Option<PaginatedRequestParams>,
-        context: RequestContext<RoleServer>,
-    ) -> Result<ListToolsResult, ErrorData> {
+    async fn list_tools(&self, page: PageParams, context: McpContext) -> McpResult<ListToolsResult> {
         only_page(page)?;
         self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
         let Some(result) = context.extensions.get::<Prepared>() else { return Ok(self.surface.list()) };
@@ -268,20 +268,12 @@ impl ServerHandler for McpServer {
         Ok(ListToolsResult::default())
     }
 
-    async fn list_resources(
-        &self,
-        page: Option<PaginatedRequestParams>,
-        context: RequestContext<RoleServer>,
-    ) -> Result<ListResourcesResult, ErrorData> {
+    async fn list_resources(&self, page: PageParams, context: McpContext) -> McpResult<ListResourcesResult> {
         only_page(page)?;
         resources::list(self, &context).await.map(ListResourcesResult::with_all_items)
     }
 
-    async fn list_resource_templates(
-        &self,
-        page: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+    async fn list_resource_templates(&self, page: PageParams, _: McpContext) -> McpResult<ListResourceTemplatesResult> {
         only_page(page)?;
         Ok(ListResourceTemplatesResult::with_all_items(resources::templates(&self.surface.links))
             .with_ttl_ms(LIST_TTL_MS)
@@ -291,16 +283,12 @@ impl ServerHandler for McpServer {
     async fn read_resource(
         &self,
         request: ReadResourceRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<ReadResourceResponse, ErrorData> {
+        context: McpContext,
+    ) -> McpResult<ReadResourceResponse> {
         resources::read(self, &request.uri, &context).await.map(ReadResourceResponse::from)
     }
 
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(&self, request: CallToolRequestParams, context: McpContext) -> McpResult<CallToolResponse> {
         self.surface.observer.tool_called(&origin(&context), &request.name);
         let Some(row) = self.surface.dialect.find(&request.name) else {
             let message = format!("Unknown tool: {}", shown(&request.name));
@@ -329,27 +317,15 @@ impl ServerHandler for McpServer {
         }
     }
 
-    async fn get_task(
-        &self,
-        request: GetTaskParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<GetTaskResult, ErrorData> {
+    async fn get_task(&self, request: GetTaskParams, context: McpContext) -> McpResult<GetTaskResult> {
         tasks::get(self, request.task_id, &context).await
     }
 
-    async fn cancel_task(
-        &self,
-        request: CancelTaskParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<(), ErrorData> {
+    async fn cancel_task(&self, request: CancelTaskParams, context: McpContext) -> McpResult<()> {
         tasks::cancel(self, request.task_id, &context).await
     }
 
-    async fn update_task(
-        &self,
-        request: UpdateTaskParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<(), ErrorData> {
+    async fn update_task(&self, request: UpdateTaskParams, context: McpContext) -> McpResult<()> {
         tasks::update(self, request.task_id, &context).await
     }
 
@@ -357,11 +333,7 @@ impl ServerHandler for McpServer {
         self.surface.tools.iter().find(|tool| tool.name == name).cloned()
     }
 
-    async fn on_custom_request(
-        &self,
-        request: CustomRequest,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CustomResult, ErrorData> {
+    async fn on_custom_request(&self, request: CustomRequest, _: McpContext) -> McpResult<CustomResult> {
         let message = format!("method not found: {}", shown(&request.method));
         Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None))
     }

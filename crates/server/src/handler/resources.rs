@@ -8,13 +8,12 @@ use base64::prelude::BASE64_STANDARD;
 use dialects::links::{Address, Links};
 use dialects::mime;
 use engine::op::{EngineError, EventSink, Op, Outcome, RecentFile};
+use rmcp::ErrorData;
 use rmcp::model::{Annotations, ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
-use rmcp::service::RequestContext;
-use rmcp::{ErrorData, RoleServer};
 use serde_json::json;
 use text::{iso8601, shown};
 
-use super::McpServer;
+use super::{McpContext, McpResult, McpServer};
 
 /// Maximum size of a file that is read as a resource. As base64 it is 4 MiB, far below what clients refuse.
 const MOST_BYTES: u64 = 3 << 20;
@@ -22,7 +21,7 @@ const MOST_BYTES: u64 = 3 << 20;
 const SCHEME: &str = "sandpool:/";
 
 /// Answers `resources/list`.
-pub(super) async fn list(server: &McpServer, context: &RequestContext<RoleServer>) -> Result<Vec<Resource>, ErrorData> {
+pub(super) async fn list(server: &McpServer, context: &McpContext) -> McpResult<Vec<Resource>> {
     match execute(server, Op::RecentFiles, context).await {
         Ok(Outcome::Recent(files)) => Ok(listed(files, &server.links())),
         Ok(_) => Err(another_kind()),
@@ -31,11 +30,7 @@ pub(super) async fn list(server: &McpServer, context: &RequestContext<RoleServer
 }
 
 /// Answers `resources/read`.
-pub(super) async fn read(
-    server: &McpServer,
-    uri: &str,
-    context: &RequestContext<RoleServer>,
-) -> Result<ReadResourceResult, ErrorData> {
+pub(super) async fn read(server: &McpServer, uri: &str, context: &McpContext) -> McpResult<ReadResourceResult> {
     let links = server.links();
     let op = lower(uri, &links)?;
     let key = match &op {
@@ -49,7 +44,7 @@ pub(super) async fn read(
     outcome.map_err(|error| render_error(uri, &error, &links)).and_then(|outcome| render(uri, outcome, &links))
 }
 
-async fn execute(server: &McpServer, op: Op, context: &RequestContext<RoleServer>) -> Result<Outcome, EngineError> {
+async fn execute(server: &McpServer, op: Op, context: &McpContext) -> Result<Outcome, EngineError> {
     server.engine.execute(&server.engine_call(context, EventSink::default()), op).await
 }
 
@@ -96,7 +91,7 @@ pub(super) fn templates(links: &Links) -> Vec<ResourceTemplate> {
 
 /// Converts an address to an operation. The caller is already authenticated, so the link's signature and expiry are not
 /// checked.
-fn lower(uri: &str, links: &Links) -> Result<Op, ErrorData> {
+fn lower(uri: &str, links: &Links) -> McpResult<Op> {
     let bases = links.base.iter().map(String::as_str).chain([SCHEME]);
     let address = bases.filter_map(|base| uri.strip_prefix(base)).find_map(|rest| {
         let path = rest.split_once('?').map_or(rest, |(path, _)| path);
@@ -106,7 +101,7 @@ fn lower(uri: &str, links: &Links) -> Result<Op, ErrorData> {
     Ok(Op::ReadLink { key, path, max_bytes: MOST_BYTES })
 }
 
-fn render(uri: &str, outcome: Outcome, links: &Links) -> Result<ReadResourceResult, ErrorData> {
+fn render(uri: &str, outcome: Outcome, links: &Links) -> McpResult<ReadResourceResult> {
     let Outcome::File { path, content, size, key } = outcome else {
         return Err(another_kind());
     };

@@ -9,14 +9,13 @@ use std::time::Duration;
 use dialects::{Args, RenderInput, Reply};
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, RunCode, RunCommand, RunOutcome, RunProgress};
 use mcp::is_modern;
+use rmcp::ErrorData;
 use rmcp::model::{ClientCapabilities, DetailedTask, GetTaskResult, Task, TaskPayload, TaskStatus};
-use rmcp::service::RequestContext;
-use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
 use text::{iso8601, shown, unix_now};
 use tokio_util::sync::CancellationToken;
 
-use super::{Execute, McpServer, Surface, to_mcp};
+use super::{Execute, McpContext, McpResult, McpServer, Surface, to_mcp};
 
 /// A call that ends within this time is answered in the ordinary way, because a task costs the client at least one more
 /// round.
@@ -48,7 +47,7 @@ impl McpServer {
     /// Returns how long a run may last as a task, if the client supports tasks and says so in this request. The
     /// Inspector declares the extension in `initialize` too, but then does not understand the answer, because revisions
     /// before 2026-07-28 have no `resultType`.
-    pub(super) fn may_last(&self, context: &RequestContext<RoleServer>) -> Option<Duration> {
+    pub(super) fn may_last(&self, context: &McpContext) -> Option<Duration> {
         let declared = || context.client_capabilities().as_ref().is_some_and(ClientCapabilities::supports_tasks);
         (self.surface.has_tasks() && is_modern(context) && declared())
             .then(|| Duration::from_secs(self.surface.options.max_timeout))
@@ -129,11 +128,7 @@ fn last_line(output: &str) -> Option<String> {
 }
 
 /// Answers `tasks/get`.
-pub(super) async fn get(
-    server: &McpServer,
-    id: String,
-    context: &RequestContext<RoleServer>,
-) -> Result<GetTaskResult, ErrorData> {
+pub(super) async fn get(server: &McpServer, id: String, context: &McpContext) -> McpResult<GetTaskResult> {
     let call = server.engine_call(context, EventSink::default());
     let progress = look(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
     let task = task(&progress);
@@ -146,21 +141,13 @@ pub(super) async fn get(
 }
 
 /// Answers `tasks/cancel`. The run ends a little later.
-pub(super) async fn cancel(
-    server: &McpServer,
-    id: String,
-    context: &RequestContext<RoleServer>,
-) -> Result<(), ErrorData> {
+pub(super) async fn cancel(server: &McpServer, id: String, context: &McpContext) -> McpResult<()> {
     let call = server.engine_call(context, EventSink::default());
     server.engine.execute(&call, Op::CancelRun { run: id }).await.map(|_| ()).map_err(refused)
 }
 
 /// Answers `tasks/update`. The server never asks the client for input, so the client's responses are ignored.
-pub(super) async fn update(
-    server: &McpServer,
-    id: String,
-    context: &RequestContext<RoleServer>,
-) -> Result<(), ErrorData> {
+pub(super) async fn update(server: &McpServer, id: String, context: &McpContext) -> McpResult<()> {
     get(server, id, context).await.map(|_| ())
 }
 
