@@ -86,6 +86,15 @@ struct Run {
     env: BTreeMap<String, String>,
 }
 
+/// Parameters of a kernel that starts in answer to `call`.
+#[derive(Clone, Copy)]
+pub(crate) struct KernelStart<'a> {
+    pub id: KernelId,
+    pub call: u64,
+    pub spec: &'a KernelSpec,
+    pub now: Instant,
+}
+
 /// Parameters of a cell besides its code.
 pub(crate) struct Terms {
     pub env: BTreeMap<String, String>,
@@ -123,13 +132,8 @@ impl Ends {
 }
 
 impl Kernel {
-    pub(crate) fn start(
-        id: KernelId,
-        call: u64,
-        spec: &KernelSpec,
-        outputs: &Outputs,
-        now: Instant,
-    ) -> std::io::Result<Self> {
+    pub(crate) fn start(start: KernelStart<'_>, outputs: &Outputs) -> std::io::Result<Self> {
+        let spec = start.spec;
         let (ends, mut fds) = Ends::new(spec, outputs)?;
         let mut env = spec.env.clone();
         env.insert("KREQ".into(), REQUESTS.to_string());
@@ -145,35 +149,22 @@ impl Kernel {
         };
         let process = Process::start(Launch { argv: &spec.argv, env: &env, cwd: Some(&spec.cwd), fds })?;
         process.offer_to_oom_killer();
-        Ok(Self::starting(id, call, spec, process, ends, now, interrupts))
+        Ok(Self::starting(start, process, ends, interrupts))
     }
 
     /// Adopts a forked kernel, which already exists and waits for what a started kernel has from the beginning.
-    pub(crate) fn adopt(
-        fork: Fork,
-        id: KernelId,
-        call: u64,
-        spec: &KernelSpec,
-        outputs: &Outputs,
-        now: Instant,
-    ) -> std::io::Result<Self> {
+    pub(crate) fn adopt(fork: Fork, start: KernelStart<'_>, outputs: &Outputs) -> std::io::Result<Self> {
+        let spec = start.spec;
         let Fork { pid, process, channel } = fork;
         let process = Process::adopt(pid, process)?;
         let (ends, fds) = Ends::new(spec, outputs)?;
         arrivals::equip(&channel, &spec.env, &spec.cwd, &fds)?;
-        let kernel = Self::starting(id, call, spec, process, ends, now, None);
+        let kernel = Self::starting(start, process, ends, None);
         Ok(Self { channel: Some(channel), ..kernel })
     }
 
-    fn starting(
-        id: KernelId,
-        call: u64,
-        spec: &KernelSpec,
-        process: Process,
-        ends: Ends,
-        now: Instant,
-        interrupts: Option<Writer>,
-    ) -> Self {
+    fn starting(start: KernelStart<'_>, process: Process, ends: Ends, interrupts: Option<Writer>) -> Self {
+        let KernelStart { id, call, spec, now } = start;
         let Ends { streams, events, requests } = ends;
         Self {
             id,

@@ -13,7 +13,7 @@ use crate::browser::BrowserDriver;
 use crate::command::{CommandSpec, Job};
 use crate::files::{List, Part};
 use crate::host::{Broken, NOBODY};
-use crate::kernel::{Kernel, Terms};
+use crate::kernel::{Kernel, KernelStart, Terms};
 use crate::output::Share;
 use crate::transpile::{SourceCell, TranspileReply};
 use crate::transpiler::Client;
@@ -93,12 +93,11 @@ impl Server {
         if self.kernels.contains_key(&id) {
             return self.fail(call, GuestFailure::Kernel, format!("kernel `{id}` exists already"));
         }
+        let start = KernelStart { id, call, spec, now: Instant::now() };
         let started = if warm {
-            self.arrivals
-                .take_kernel()
-                .and_then(|fork| Kernel::adopt(fork, id, call, spec, &self.outputs, Instant::now()))
+            self.arrivals.take_kernel().and_then(|fork| Kernel::adopt(fork, start, &self.outputs))
         } else {
-            Kernel::start(id, call, spec, &self.outputs, Instant::now())
+            Kernel::start(start, &self.outputs)
         };
         match started {
             Ok(kernel) => {
