@@ -126,6 +126,14 @@ impl Progress {
     }
 }
 
+/// What every step of a set-up needs.
+struct Setup<'a> {
+    config: &'a RuntimeConfig,
+    env: &'a HostEnvironment,
+    progress: &'a Progress,
+    lock: &'a Lock,
+}
+
 /// Uses the runtimes that exist and prepares those that are missing. `force` prepares them again in any case.
 pub async fn prepare(
     config: &RuntimeConfig,
@@ -138,31 +146,26 @@ pub async fn prepare(
     }
     let lock = Lock::take(&config.dir, progress).await?;
     lock.remove_rubbish()?;
+    let setup = Setup { config, env, progress, lock: &lock };
     // The previous holder of the lock may have prepared exactly this runtime.
     let found = if force { None } else { python::find(config).await };
     let python = match found {
         Some(runtime) => runtime,
-        None => python::build(&lock, config, env, progress).await?,
+        None => python::build(&setup).await?,
     };
-    let node = prepare_node(&lock, config, env, progress, force).await;
+    let node = prepare_node(&setup, force).await;
     progress.step(5, "checking");
     python::verify(&python).await?;
     progress.say("runtimes are ready");
     Ok(Prepared { python, node })
 }
 
-async fn prepare_node(
-    lock: &Lock,
-    config: &RuntimeConfig,
-    env: &HostEnvironment,
-    progress: &Progress,
-    force: bool,
-) -> Result<Node, SetupError> {
-    progress.step(4, "finding Node");
-    match node::find(config, env).await? {
+async fn prepare_node(setup: &Setup<'_>, force: bool) -> Result<Node, SetupError> {
+    setup.progress.step(4, "finding Node");
+    match node::find(setup.config, setup.env).await? {
         Some(node @ Node::Host { .. }) => Ok(node),
         Some(node) if !force => Ok(node),
-        _ => node::build(lock, env, progress).await,
+        _ => node::build(setup).await,
     }
 }
 

@@ -4,7 +4,6 @@
 //! so no script runs and npm checks each download against the hash in the lock file. npm itself is included for the
 //! code in sandboxes.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -14,8 +13,8 @@ use serde::Deserialize;
 
 use super::process::Tool;
 use super::python::is_binary;
-use super::store::{self, Lock, Marker, Runtime};
-use super::{HostEnvironment, NodeChoice, Progress, RuntimeConfig, SetupError};
+use super::store::{self, Marker, Runtime};
+use super::{HostEnvironment, NodeChoice, RuntimeConfig, Setup, SetupError};
 
 const PACKAGE: &str = include_str!("../pinned/node/package.json");
 const PACKAGE_LOCK: &str = include_str!("../pinned/node/package-lock.json");
@@ -107,7 +106,8 @@ async fn host(path: &Path) -> Result<Node, SetupError> {
     Ok(Node::Host { version: answer.version, binary })
 }
 
-pub(crate) async fn build(lock: &Lock, env: &HostEnvironment, progress: &Progress) -> Result<Node, SetupError> {
+pub(crate) async fn build(setup: &Setup<'_>) -> Result<Node, SetupError> {
+    let Setup { env, progress, lock, .. } = setup;
     let version = pinned_version();
     let (package, arch) = platform()?;
     let npm = env.path.iter().cloned().map(|dir| dir.join("npm")).find(|path| path.is_file());
@@ -140,17 +140,7 @@ pub(crate) async fn build(lock: &Lock, env: &HostEnvironment, progress: &Progres
     let Node::Host { version, .. } = host(&dir.join("bin/node")).await? else {
         return Err(SetupError::NoNode("the fetched binary does not answer".into()));
     };
-    let packages = BTreeMap::new();
-    let marker = Marker {
-        recipe: recipe(),
-        version,
-        base: None,
-        base_prefix: None,
-        packages,
-        completed: 0,
-        digest: String::new(),
-        newest: 0,
-    };
+    let marker = Marker { recipe: recipe(), version, ..Marker::default() };
     lock.finish(dir, marker).map(Node::Pinned)
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::process::Tool;
-use super::store::{self, Lock, Marker, Runtime};
-use super::{HostEnvironment, Progress, RuntimeConfig, SetupError};
+use super::store::{self, Marker, Runtime};
+use super::{HostEnvironment, RuntimeConfig, Setup, SetupError};
 
 /// Supported versions with their package lists, in order of preference.
 const LISTS: &[(&str, &str)] = &[
@@ -80,12 +80,8 @@ pub async fn available(config: &RuntimeConfig, env: &HostEnvironment) -> Result<
     choose(config, env).await.map(|found| found.full())
 }
 
-pub(crate) async fn build(
-    lock: &Lock,
-    config: &RuntimeConfig,
-    env: &HostEnvironment,
-    progress: &Progress,
-) -> Result<Runtime, SetupError> {
+pub(crate) async fn build(setup: &Setup<'_>) -> Result<Runtime, SetupError> {
+    let Setup { config, env, progress, lock } = setup;
     progress.step(1, "finding Python");
     let python = choose(config, env).await?;
     let version = python.full();
@@ -98,30 +94,22 @@ pub(crate) async fn build(
     let mut venv = vec!["-I", "-m", "venv"];
     venv.extend((!python.ensurepip).then_some("--without-pip"));
     tool("python -m venv", &python.base, env).args(venv).args([&dir]).run(|_| ()).await?;
-    install(&python, &dir, list, config, env, progress).await?;
+    install(&python, &dir, list, setup).await?;
     progress.step(3, "compiling Python packages");
-    let packages = finish(&dir, env, progress).await?;
+    let packages = finish(&dir, setup).await?;
     let marker = Marker {
         recipe,
         version,
         base: Some(python.base),
         base_prefix: Some(python.prefix),
         packages,
-        completed: 0,
-        digest: String::new(),
-        newest: 0,
+        ..Marker::default()
     };
     lock.finish(dir, marker)
 }
 
-async fn install(
-    python: &Interpreter,
-    dir: &Path,
-    list: &str,
-    config: &RuntimeConfig,
-    env: &HostEnvironment,
-    progress: &Progress,
-) -> Result<(), SetupError> {
+async fn install(python: &Interpreter, dir: &Path, list: &str, setup: &Setup<'_>) -> Result<(), SetupError> {
+    let Setup { config, env, progress, .. } = setup;
     let requirements = dir.join("requirements.txt");
     fs::write(&requirements, list).map_err(SetupError::io(&requirements))?;
     let total = pins(list).count();
@@ -167,19 +155,12 @@ async fn install(
 
 /// Compiles bytecode and builds the font list now, because sandboxes see the environment read-only. Returns the
 /// installed packages.
-async fn finish(
-    dir: &Path,
-    env: &HostEnvironment,
-    progress: &Progress,
-) -> Result<BTreeMap<String, String>, SetupError> {
+async fn finish(dir: &Path, setup: &Setup<'_>) -> Result<BTreeMap<String, String>, SetupError> {
+    let Setup { env, progress, .. } = setup;
     let python = dir.join("bin/python");
-    let site = fs::read_dir(dir.join("lib"))
-        .map_err(SetupError::io(dir))?
-        .flatten()
-        .map(|entry| entry.path().join("site-packages"));
-    let site = site
-        .into_iter()
-        .find(|path| path.is_dir())
+    let mut libraries = fs::read_dir(dir.join("lib")).map_err(SetupError::io(dir))?.flatten();
+    let site = libraries
+        .find_map(|entry| Some(entry.path().join("site-packages")).filter(|path| path.is_dir()))
         .ok_or_else(|| SetupError::tool("python -m venv", "made no site-packages"))?;
     fs::write(site.join("_sandpool_site.py"), SITE).map_err(SetupError::io(&site))?;
     fs::write(site.join("sandpool.pth"), "import _sandpool_site\n").map_err(SetupError::io(&site))?;

@@ -24,7 +24,7 @@ const LAYOUT: &str = "1";
 const MARKER: &str = "complete.json";
 const LOCK: &str = "lock";
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Marker {
     /// Hash of the list from which the runtime was made; another list is another runtime.
     pub recipe: String,
@@ -275,16 +275,7 @@ mod tests {
     use super::*;
 
     fn marker() -> Marker {
-        Marker {
-            recipe: "r".into(),
-            version: "1".into(),
-            base: None,
-            base_prefix: None,
-            packages: BTreeMap::new(),
-            completed: 0,
-            digest: String::new(),
-            newest: 0,
-        }
+        Marker { recipe: "r".into(), version: "1".into(), ..Marker::default() }
     }
 
     async fn built(place: &Scratch) -> (Lock, Runtime) {
