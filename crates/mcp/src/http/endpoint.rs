@@ -66,6 +66,7 @@ pub(super) struct Server {
 struct RequestInfo<'a> {
     endpoint: &'a Endpoint,
     name: &'a str,
+    headers: &'a HeaderMap,
     caller: Caller,
     /// The memory of the request, and then of its answer.
     hold: Hold,
@@ -73,6 +74,13 @@ struct RequestInfo<'a> {
     share: Arc<Share>,
     request_id: String,
     peer: SocketAddr,
+}
+
+/// A POST whose body has been read.
+struct PostedRequest<'a> {
+    place: RequestInfo<'a>,
+    form: Form,
+    session: Option<Arc<Session>>,
 }
 
 /// One request of a body, with the memory that it and its answer hold.
@@ -197,6 +205,7 @@ impl Server {
         let place = RequestInfo {
             endpoint,
             name,
+            headers: &parts.headers,
             caller,
             hold,
             share,
@@ -205,8 +214,8 @@ impl Server {
         };
         match parts.method {
             Method::POST => self.post(place, &parts, body, connection).await,
-            Method::GET | Method::HEAD => self.get(place, &parts.headers, connection).await,
-            Method::DELETE => self.delete(&place, &parts.headers),
+            Method::GET | Method::HEAD => self.get(place, connection).await,
+            Method::DELETE => self.delete(&place),
             _ => not_allowed("this method is not served here"),
         }
     }
@@ -218,7 +227,7 @@ impl Server {
         body: IncomingBody,
         connection: &Arc<Connection>,
     ) -> Response<Body> {
-        let headers = &parts.headers;
+        let headers = place.headers;
         self.log(HttpEvent::Request { peer: connection.peer });
         let Some(form) = Form::of(headers) else {
             let why = "the answer is application/json or text/event-stream; Accept allows neither";
@@ -242,7 +251,7 @@ impl Server {
         let is_large = bytes.len() >= LARGE;
         let turn = if is_large { &self.large_turns } else { &self.turns }.take(&place.caller.tenant).await;
         log_body(&bytes, |body| self.log(HttpEvent::RequestBody(body)));
-        let session = match self.session(&place, headers) {
+        let session = match self.session(&place) {
             Ok(session) => session,
             // Finding the id would mean reading the whole large message on this thread.
             Err(unknown) if is_large => return unknown.answer(Value::Null),
@@ -261,7 +270,7 @@ impl Server {
             (message::read(&bytes, batches), turn)
         };
         match read {
-            Ok(Incoming::One(message)) => during(turn, self.one(place, headers, form, session, message)).await,
+            Ok(Incoming::One(message)) => during(turn, self.one(PostedRequest { place, form, session }, message)).await,
             Ok(Incoming::Batch(messages)) => {
                 // Each message of a batch counts as one request towards the caller's rate.
                 for _ in 1..messages.len() {
@@ -269,20 +278,14 @@ impl Server {
                         return turned_away(denied);
                     }
                 }
-                during(turn, self.batch(place, headers, form, session, messages)).await
+                during(turn, self.batch(PostedRequest { place, form, session }, messages)).await
             }
             Err(fault) => refuse(status_of(&fault, headers), &fault),
         }
     }
 
-    async fn one(
-        &self,
-        place: RequestInfo<'_>,
-        headers: &HeaderMap,
-        form: Form,
-        session: Option<Arc<Session>>,
-        message: Message,
-    ) -> Response<Body> {
+    async fn one(&self, posted: PostedRequest<'_>, message: Message) -> Response<Body> {
+        let PostedRequest { place, form, session } = posted;
         let (id, request) = match message {
             Message::Request { id, request, weight } => match place.hold.set(held_by(weight)) {
                 Ok(()) => (id, *request),
@@ -305,7 +308,7 @@ impl Server {
         };
         let session = session.filter(|_| opening.is_none());
         let asked = BatchItem { id, request, hold: place.hold.clone() };
-        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked, form != Form::Json) {
+        let (mut exchange, era) = match self.begin(&place, session.as_ref(), asked, form != Form::Json) {
             Ok(begun) => begun,
             Err((status, fault)) => {
                 let bytes = fault.encode();
@@ -330,13 +333,12 @@ impl Server {
     fn begin(
         &self,
         place: &RequestInfo<'_>,
-        headers: &HeaderMap,
         session: Option<&Arc<Session>>,
         asked: BatchItem,
         can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
         let BatchItem { id, mut request, hold } = asked;
-        let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
+        let era = revision::era(place.headers, &id, &request, &place.endpoint.schemas)
             .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
         let peer = match (&era, session, &request) {
@@ -391,14 +393,8 @@ impl Server {
         response
     }
 
-    async fn batch(
-        &self,
-        place: RequestInfo<'_>,
-        headers: &HeaderMap,
-        form: Form,
-        session: Option<Arc<Session>>,
-        messages: Vec<Result<Message, Fault>>,
-    ) -> Response<Body> {
+    async fn batch(&self, posted: PostedRequest<'_>, messages: Vec<Result<Message, Fault>>) -> Response<Body> {
+        let PostedRequest { place, form, session } = posted;
         // From here on the bytes of the body are counted in the holds of its messages. All of them are counted before
         // the first one waits for its turn.
         let hold = place.hold.clone();
@@ -426,7 +422,7 @@ impl Server {
             match step {
                 BatchStep::Ask(asked) => {
                     let is_call = matches!(asked.request, ClientRequest::CallToolRequest(_));
-                    match self.begin(&place, headers, session.as_ref(), asked, false) {
+                    match self.begin(&place, session.as_ref(), asked, false) {
                         Ok((mut exchange, _)) => {
                             exchange.go_on(Some(self.turns.take(&place.caller.tenant).await));
                             if is_call {
@@ -501,20 +497,20 @@ impl Server {
         }
     }
 
-    async fn get(&self, place: RequestInfo<'_>, headers: &HeaderMap, connection: &Connection) -> Response<Body> {
-        if !accepts_stream(headers) {
+    async fn get(&self, place: RequestInfo<'_>, connection: &Connection) -> Response<Body> {
+        if !accepts_stream(place.headers) {
             connection.busy();
             let turn = self.turns.take(&place.caller.tenant).await;
             let status = during(turn, (place.endpoint.status)(place.caller)).await;
             return json(StatusCode::OK, status.to_string());
         }
-        let session = match self.session(&place, headers) {
+        let session = match self.session(&place) {
             Ok(Some(session)) => session,
             Ok(None) => return not_allowed("a stream of its own belongs to a session; there is none"),
             Err(unknown) => return unknown.answer(Value::Null),
         };
         let keep_alive = self.options().keep_alive;
-        if let Some(seen) = headers.get(LAST_EVENT).and_then(|value| value.to_str().ok()) {
+        if let Some(seen) = place.headers.get(LAST_EVENT).and_then(|value| value.to_str().ok()) {
             connection.busy();
             return match session.replay(seen) {
                 Some((replay, place)) => sse::response(replay.read(Some(place)), keep_alive, session.ended.clone()),
@@ -534,8 +530,8 @@ impl Server {
         }
     }
 
-    fn delete(&self, place: &RequestInfo<'_>, headers: &HeaderMap) -> Response<Body> {
-        match self.session(place, headers) {
+    fn delete(&self, place: &RequestInfo<'_>) -> Response<Body> {
+        match self.session(place) {
             Ok(Some(session)) => {
                 self.sessions.close(&session);
                 // The Python client treats every status other than 200 and 204 as a failure.
@@ -547,11 +543,11 @@ impl Server {
     }
 
     /// Returns the session that the headers name. Revision 2026-07-28 and later have no sessions.
-    fn session(&self, place: &RequestInfo<'_>, headers: &HeaderMap) -> Result<Option<Arc<Session>>, UnknownSession> {
-        if revision::is_modern(headers) {
+    fn session(&self, place: &RequestInfo<'_>) -> Result<Option<Arc<Session>>, UnknownSession> {
+        if revision::is_modern(place.headers) {
             return Ok(None);
         }
-        let mut ids = headers.get_all(SESSION).iter();
+        let mut ids = place.headers.get_all(SESSION).iter();
         match (ids.next(), ids.next()) {
             (None, _) => Ok(None),
             (Some(id), None) => {
