@@ -40,52 +40,24 @@ struct Step {
     /// The series with `--timeout-settle 0`, and its goal.
     unsettled: Option<(&'static str, f64)>,
     share: Option<f64>,
-    ask: fn(&mut Shop) -> Result<TimedResult, BenchError>,
+    ask: Ask,
 }
 
-const GOTO: Step = Step {
-    what: "warm `browser_goto`",
-    ours: "goto, sandpool",
-    theirs: "goto, Playwright MCP",
-    unsettled: None,
-    share: Some(0.6),
-    ask: Shop::goto,
-};
+type Ask = fn(&mut Shop) -> Result<TimedResult, BenchError>;
+
+const fn step(what: &'static str, [ours, theirs]: [&'static str; 2], share: Option<f64>, ask: Ask) -> Step {
+    Step { what, ours, theirs, unsettled: None, share, ask }
+}
 
 const STEPS: &[Step] = &[
-    GOTO,
+    step("warm `browser_goto`", ["goto, sandpool", "goto, Playwright MCP"], Some(0.6), Shop::goto),
+    step("`browser_snapshot`", ["snapshot, sandpool", "snapshot, Playwright MCP"], Some(1.0), Shop::snapshot),
     Step {
-        what: "`browser_snapshot`",
-        ours: "snapshot, sandpool",
-        theirs: "snapshot, Playwright MCP",
-        unsettled: None,
-        share: Some(1.0),
-        ask: Shop::snapshot,
-    },
-    Step {
-        what: "`browser_click`",
-        ours: "click, sandpool",
-        theirs: "click, Playwright MCP",
         unsettled: Some(("click, Playwright MCP, --timeout-settle 0", 0.7)),
-        share: Some(0.2),
-        ask: Shop::click,
+        ..step("`browser_click`", ["click, sandpool", "click, Playwright MCP"], Some(0.2), Shop::click)
     },
-    Step {
-        what: "`browser_type`",
-        ours: "type, sandpool",
-        theirs: "type, Playwright MCP",
-        unsettled: None,
-        share: Some(1.0),
-        ask: Shop::type_name,
-    },
-    Step {
-        what: "screenshot",
-        ours: "screenshot, sandpool",
-        theirs: "screenshot, Playwright MCP",
-        unsettled: None,
-        share: None,
-        ask: Shop::screenshot,
-    },
+    step("`browser_type`", ["type, sandpool", "type, Playwright MCP"], Some(1.0), Shop::type_name),
+    step("screenshot", ["screenshot, sandpool", "screenshot, Playwright MCP"], None, Shop::screenshot),
 ];
 
 const FIRST: [&str; 3] = ["first goto, sandpool", "first goto, sandpool, empty pools", "first goto, Playwright MCP"];
