@@ -12,6 +12,8 @@ use ::landlock::{
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, make_bitflags,
 };
 
+use crate::spec::{DATA, DOWNLOADS, WORKSPACE};
+
 /// The newest ABI whose rights were tested here. An older Linux kernel enforces the rights that it knows.
 const TRIED: ABI = ABI::V7;
 
@@ -63,7 +65,7 @@ impl LandlockRules {
         Self {
             list: paths(&["/", "/dev"]),
             run: run.to_owned(),
-            write: [paths(&["/workspace", "/data", "/tmp", "/dev/shm"]), shared.to_owned()].concat(),
+            write: [paths(&[WORKSPACE, DATA, "/tmp", "/dev/shm"]), shared.to_owned()].concat(),
             devices: paths(&[
                 "/dev/null",
                 "/dev/zero",
@@ -89,7 +91,7 @@ impl LandlockRules {
             run: run.to_owned(),
             read: paths(&["/uploads"]),
             store: paths(&["/browser", "/dev/shm"]),
-            deliver: paths(&["/workspace/downloads"]),
+            deliver: paths(&[DOWNLOADS]),
             write: Vec::new(),
             devices: paths(&["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]),
             adjust: paths(&["/proc"]),

@@ -14,7 +14,7 @@ use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE};
 use crate::interfaces;
 use crate::seccomp::Profile;
-use crate::spec::{DATA, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
+use crate::spec::{DATA, DOWNLOADS, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
 
 mod op;
 
@@ -198,8 +198,8 @@ const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
     VolumeDir { path: "/uploads", mode: 0o750, whose: [VolumeUser::Code, VolumeUser::Browser] },
 ];
 
-/// Downloads directory of the browser. The code owns it, so that it can delete the files that the browser left there.
-const DOWNLOADS: (&str, u32) = ("/workspace/downloads", 0o770);
+/// Mode of the downloads. The code owns the directory, so that it can delete the files that the browser left there.
+const DOWNLOADS_MODE: u32 = 0o770;
 
 fn volume_dirs(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
     if spec.browser.is_some() { VOLUME_DIRS_WITH_BROWSER } else { VOLUME_DIRS }.iter()
@@ -229,7 +229,7 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
         steps.ops.push(Op::VolumeOwner { path: path.into(), owner, group });
     }
     if spec.browser.is_some() {
-        let (path, mode) = DOWNLOADS;
+        let (path, mode) = (DOWNLOADS, DOWNLOADS_MODE);
         steps.ops.push(Op::SharedDir { path: path.into(), mode, owner, group: spec.map.outer_browser() });
     }
     match spec.kept.clone() {

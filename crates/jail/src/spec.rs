@@ -370,6 +370,8 @@ pub(crate) enum SpecError {
 pub const WORKSPACE: &str = "/workspace";
 /// The directory with the files of a conversation, which can be on a kept volume.
 pub const DATA: &str = "/data";
+/// The directory in the workspace to which a browser downloads.
+pub(crate) const DOWNLOADS: &str = "/workspace/downloads";
 
 /// Paths that belong to the sandbox; nothing of the host may be shown there.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", WORKSPACE, DATA, "/etc"];

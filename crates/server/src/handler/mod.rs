@@ -174,7 +174,7 @@ impl McpServer {
         self.surface.links.at(unix_now())
     }
 
-    fn engine_call(&self, context: &RequestContext<RoleServer>, events: EventSink) -> Call {
+    fn engine_call(&self, context: &McpContext, events: EventSink) -> Call {
         let Caller { tenant, connection, .. } = self.caller.clone();
         let (realm, cancel) = (Realm(self.surface.dialect.id), context.ct.clone());
         Call { tenant, realm, connection, cancel, events, memory: self.memory.clone() }
