@@ -17,6 +17,14 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// Returns the beginning of a text, at most `most` characters, and a mark if there is more.
+pub fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
 /// Returns the head and the tail of a text that is over budget, with a line between them that says how much is left
 /// out.
 pub fn clipped(text: &str, budget: usize) -> Cow<'_, str> {

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 use engine::op::{Notice, NoticeKind};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use text::cut;
 
 pub(crate) use self::chain::key_path;
 pub(crate) use self::files::lines;
@@ -152,7 +153,7 @@ impl JournalEntry {
         .into_iter()
         .flatten()
         {
-            cut(text, 256);
+            *text = cut(text, 256);
         }
         self.contents = self.contents.filter(|_| contents).map(|contents| {
             let bytes = contents.to_string().len();
@@ -165,25 +166,13 @@ impl JournalEntry {
 const MOST_CONTENTS: usize = 256 << 10;
 const QUEUE_WITH_CONTENTS: usize = 200;
 
-fn cut(text: &mut String, most: usize) {
-    if let Some((at, _)) = text.char_indices().nth(most) {
-        text.truncate(at);
-        text.push('…');
-    }
-}
-
 /// Returns the arguments of a call by name, with their sizes in bytes.
 pub(crate) fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() as u64,
         other => other.to_string().len() as u64,
     };
-    let named = |(name, value): (&String, &Value)| {
-        let mut name = name.clone();
-        cut(&mut name, 64);
-        (name, size(value))
-    };
-    args.iter().take(32).map(named).collect()
+    args.iter().take(32).map(|(name, value)| (cut(name, 64), size(value))).collect()
 }
 
 /// Handle through which entries are recorded. It is cheap to clone.

@@ -13,6 +13,7 @@ use dialects::Dialect;
 use engine::StartupStep;
 use mcp::http::{HTTP_LOG, HttpEvent};
 use serde_json::{Map, Value};
+use text::cut;
 
 use super::escape::escaped;
 
@@ -275,13 +276,6 @@ fn shown_id(id: &Value) -> String {
     match id {
         Value::String(text) => shown(text),
         other => shown(&other.to_string()),
-    }
-}
-
-fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
     }
 }
 
