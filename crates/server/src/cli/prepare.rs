@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use engine::op::{Call, EventSink, Op, Outcome, RuntimeInfo, Tenant};
-use engine::{Engine, Hold, StartupStep};
+use engine::op::{Op, Outcome, RuntimeInfo, Tenant};
+use engine::{Engine, StartupStep};
 use runtimes::{Progress, browser};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -81,14 +81,7 @@ pub(crate) async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<()
 }
 
 async fn runtimes_of(engine: &Engine) -> Vec<RuntimeInfo> {
-    let call = Call {
-        tenant: Tenant::local(),
-        realm: dialects::conversation::REALM,
-        connection: None,
-        cancel: CancellationToken::new(),
-        events: EventSink::default(),
-        memory: Hold::default(),
-    };
+    let call = wiring::call_of(Tenant::local(), dialects::conversation::REALM);
     match engine.execute(&call, Op::ListRuntimes).await {
         Ok(Outcome::Runtimes(runtimes)) => runtimes,
         _ => Vec::new(),

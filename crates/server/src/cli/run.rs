@@ -9,7 +9,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use engine::op::{ContextSelector, Ended, Language, MimeBundle, NewContext, Ran, RunCode, RunOutcome, Stream, Target};
-use engine::{Call, Engine, Event, EventSink, Hold, Op, Outcome, Tenant};
+use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
 use runtimes::{Progress, RuntimeConfig};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -125,12 +125,9 @@ async fn cell(
 ) -> Result<Ran, Failed> {
     let (sender, mut events) = mpsc::channel(EVENTS);
     let call = Call {
-        tenant: Tenant::local(),
-        realm: engine.config().pool_realm,
-        connection: None,
         cancel: interrupt.clone(),
         events: EventSink(Some(sender)),
-        memory: Hold::default(),
+        ..wiring::call_of(Tenant::local(), engine.config().pool_realm)
     };
     let create = Op::CreateContext(NewContext::named("run", language));
     let Outcome::Created(made) = engine.execute(&call, create).await? else {

@@ -11,8 +11,8 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use dialects::{Dialect, Lang, Links, Options};
-use engine::op::{EventSink, Health};
-use engine::{Call, Engine, Hold, Memory, Op, Outcome, Realm};
+use engine::op::Health;
+use engine::{Engine, Memory, Op, Outcome, Realm};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use mcp::Caller;
@@ -294,14 +294,7 @@ impl Server {
     /// Returns the status that a plain GET of an endpoint shows: the server, and the contexts of the caller.
     async fn status(&self, dialect: &'static Dialect, caller: &Caller) -> Value {
         let realm = Realm(dialect.id);
-        let call = Call {
-            tenant: caller.tenant.clone(),
-            realm,
-            connection: None,
-            cancel: CancellationToken::new(),
-            events: EventSink::default(),
-            memory: Hold::default(),
-        };
+        let call = wiring::call_of(caller.tenant.clone(), realm);
         let health = match self.engine.execute(&call, Op::Health).await {
             Ok(Outcome::Health(health)) => shown(&health),
             _ => Value::Null,

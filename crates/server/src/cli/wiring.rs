@@ -7,9 +7,10 @@ use std::time::Duration;
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
 use engine::op::Quota;
-use engine::{Engine, EngineConfig, KeptConfig, Op, RealmConfig};
+use engine::{Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Op, Realm, RealmConfig, Tenant};
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
+use tokio_util::sync::CancellationToken;
 
 use super::{Failed, network};
 use crate::config::{Config, DialectLimits};
@@ -268,6 +269,12 @@ pub(crate) fn set_file_base(engine: &mut EngineConfig, base: &str) {
     if let Some(realm) = engine.realms.iter_mut().find(|realm| realm.realm == dialects::conversation::REALM) {
         realm.env.insert("FILE_BASE_URL".into(), format!("{base}/files/{{key}}"));
     }
+}
+
+/// Returns a call of the server itself on behalf of a tenant.
+pub(crate) fn call_of(tenant: Tenant, realm: Realm) -> Call {
+    let (events, memory) = (EventSink::default(), Hold::default());
+    Call { tenant, realm, connection: None, cancel: CancellationToken::new(), events, memory }
 }
 
 /// Returns how links to files are written, and how their signatures are checked.
