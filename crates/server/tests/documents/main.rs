@@ -157,6 +157,32 @@ fn every_link_of_a_document_leads_somewhere() {
     assert!(links > 200, "{links}");
 }
 
+#[test]
+fn every_decision_is_on_the_map_and_in_the_index_under_its_title() {
+    let pages = all_pages();
+    let text = |name: &str| &pages.iter().find(|page| page.name == name).unwrap().text;
+    let (index, map) = (text("docs/decisions/README.md"), text("ARCHITECTURE.md"));
+    let mut count = 0;
+    for page in &pages {
+        let Some(file) = page.name.strip_prefix("docs/decisions/").filter(|file| *file != "README.md") else {
+            continue;
+        };
+        let number = &file[..3];
+        let heading = page.text.lines().next().unwrap();
+        let title = heading.strip_prefix(&format!("# {number}. ")).unwrap_or_else(|| panic!("{file}: {heading}"));
+        assert!(
+            index.contains(&format!("- [{number}]({file}) {title}\n")),
+            "the index does not list {file} as `{title}`"
+        );
+        assert!(map.contains(&format!("[{number}](docs/{})", &page.name[5..])), "ARCHITECTURE.md does not link {file}");
+        for part in ["\n## Context\n", "\n## Decision\n", "\n## Consequences\n"] {
+            assert!(page.text.contains(part), "{file} has no `{}`", part.trim());
+        }
+        count += 1;
+    }
+    assert!(count > 30, "{count}");
+}
+
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
@@ -273,11 +299,14 @@ fn named_file(token: &str) -> Option<Vec<PathBuf>> {
         .then(|| vec![krate.join("src").join(rest), krate.join("src").join(format!("{rest}.rs")), krate.join(rest)])
 }
 
+/// Crate and binary of a test; unit tests have no binary.
+type Home = (String, Option<String>);
+
 /// A test, or several with the beginning of their names, or a whole module or binary.
 #[derive(Clone)]
 struct Citation {
-    /// Crate and binary of the test, if the document names them; unit tests have no binary.
-    home: Option<(String, Option<String>)>,
+    /// Where the test is, if the document says so.
+    home: Option<Home>,
     /// Modules and name; `…` stands for anything.
     path: String,
 }
@@ -316,7 +345,7 @@ impl Citation {
 struct Tests {
     crates: BTreeSet<String>,
     binaries: BTreeSet<(String, String)>,
-    all: Vec<((String, Option<String>), Vec<String>)>,
+    all: Vec<(Home, Vec<String>)>,
 }
 
 impl Tests {

@@ -1,5 +1,6 @@
 //! `docs/settings.md` and `docs/environment.md`, made of the table of settings. `make docs` writes them.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use server::config::settings::{Fallback, SETTINGS, Setting, ValueKind};
@@ -40,6 +41,48 @@ fn the_pages_of_settings_and_variables_are_those_that_the_table_makes() {
         let differs = committed.lines().zip(page.lines()).find(|(committed, made)| committed != made);
         assert!(committed == page, "{name} is not what the table makes; `make docs` writes it: {differs:#?}");
     }
+}
+
+/// A host, and files of the state directory, whose names look like keys.
+const NO_SETTINGS: [&str; 3] = ["files.pythonhosted.org", "journal.head", "journal.key"];
+
+#[test]
+fn every_setting_variable_and_make_target_that_a_document_names_exists() {
+    let sections: BTreeSet<&str> = SETTINGS.iter().filter_map(|setting| Some(setting.key.split_once('.')?.0)).collect();
+    let is_key = |key: &str| {
+        let key = key.replace("<id>", "sandpool");
+        let below = format!("{}.", key.trim_end_matches(".*").trim_end_matches(".<name>"));
+        // Tables of policies and secrets have keys of their own.
+        let table = |setting: &Setting| matches!(setting.kind, ValueKind::Table | ValueKind::Tables);
+        SETTINGS.iter().any(|s| s.key == key || s.key.starts_with(&below) || (table(s) && below.starts_with(s.key)))
+    };
+    let code = super::Code::read();
+    let (mut named, mut wrong) = (0, Vec::new());
+    for page in super::pages() {
+        for cell in page.cells() {
+            for (_, token) in cell.tokens() {
+                let name = token.split(' ').next().unwrap_or_default();
+                let is_name = !NO_SETTINGS.contains(&name)
+                    && !name.contains(['/', '(', '[', ':', '"', '…'])
+                    && !name.ends_with(".rs");
+                let exists = if let Some(target) = token.strip_prefix("make ") {
+                    code.has(None, &format!("make {}", target.split(' ').next().unwrap_or_default()))
+                } else if ["SANDPOOL_", "MSB_", "MCP_"].iter().any(|ours| name.starts_with(ours)) && is_name {
+                    name.ends_with('*') || code.words.contains(name.split('=').next().unwrap_or_default())
+                } else if name.split_once('.').is_some_and(|(section, _)| sections.contains(section)) && is_name {
+                    is_key(name)
+                } else {
+                    continue;
+                };
+                named += 1;
+                if !exists {
+                    wrong.push(format!("{}:{}: there is no `{token}`", page.name, cell.line));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(named > 200, "{named}");
 }
 
 fn page() -> String {
