@@ -110,7 +110,7 @@ pub(crate) async fn build(setup: &Setup<'_>) -> Result<Node, SetupError> {
     let Setup { env, progress, lock, .. } = setup;
     let version = pinned_version();
     let (package, arch) = platform()?;
-    let npm = env.path.iter().cloned().map(|dir| dir.join("npm")).find(|path| path.is_file());
+    let npm = env.path.iter().map(|dir| dir.join("npm")).find(|path| path.is_file());
     let Some(npm) = npm else {
         let why = format!("this machine has no Node {OLDEST} or newer and no `npm` to fetch one with");
         return Err(SetupError::NoNode(why));

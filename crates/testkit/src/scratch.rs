@@ -5,6 +5,7 @@ use std::path::PathBuf;
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
+    #[allow(clippy::new_without_default, reason = "it creates a directory, which a default value should not")]
     pub fn new() -> Self {
         let dir = std::env::temp_dir().join(format!("sandpool-scratch-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir(&dir).unwrap();
