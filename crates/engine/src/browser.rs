@@ -129,9 +129,6 @@ impl LiveSandbox {
 }
 
 fn not_started(why: &str) -> SandboxFailure {
-    SandboxFailure {
-        public: "it did not start; the server's log says why".into(),
-        log: format!("the browser did not start: {why}"),
-        in_use: false,
-    }
+    let log = format!("the browser did not start: {why}");
+    SandboxFailure::logged("it did not start; the server's log says why", log)
 }

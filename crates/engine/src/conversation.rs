@@ -372,29 +372,27 @@ impl Inner {
     }
 }
 
+impl KeptConfig {
+    fn volume(self, key: &str) -> KeptVolume {
+        KeptVolume { name: key.into(), bytes: self.bytes, inodes: self.inodes }
+    }
+}
+
 impl Shape {
     pub(crate) fn with_data(tenancy: &Tenancy, key: &str, kept: KeptConfig) -> Self {
-        let KeptConfig { bytes, inodes, .. } = kept;
-        let volume = KeptVolume { name: key.into(), bytes, inodes };
-        Self {
-            kept: Some(volume),
-            limits: tenancy.config().limits,
-            egress: None,
-            browser: None,
-            ..Self::of(tenancy, None)
-        }
+        let (kept, limits) = (Some(kept.volume(key)), tenancy.config().limits);
+        Self { kept, limits, egress: None, browser: None, ..Self::of(tenancy, None) }
     }
 
     /// Returns the shape of a sandbox for a link to files whose tenant is unknown. The key alone is the permission to
     /// read them.
     pub(crate) fn for_link(realm: &RealmConfig, key: &str, kept: KeptConfig) -> Self {
-        let KeptConfig { bytes, inodes, .. } = kept;
         let group = |name: &str| Group { name: name.into(), memory_bytes: None, cpu_millis: None };
         Self {
             groups: vec![group("links"), group(realm.realm.0)],
             limits: realm.limits,
             volumes: Vec::new(),
-            kept: Some(KeptVolume { name: key.into(), bytes, inodes }),
+            kept: Some(kept.volume(key)),
             egress: None,
             browser: None,
         }

@@ -102,6 +102,11 @@ impl SandboxFailure {
         let public = public.into();
         Self { log: public.clone(), public, in_use: false }
     }
+
+    /// Returns a failure whose reason is only for the log.
+    pub(crate) fn logged(public: &str, log: String) -> Self {
+        Self { public: public.into(), log, in_use: false }
+    }
 }
 
 impl From<GuestLost> for SandboxFailure {
@@ -299,11 +304,8 @@ impl Registry {
 
 impl RegistryInner {
     fn open_egress(&self, sandbox: &dyn Sandbox, spec: EgressSpec) -> Result<SandboxEgress, SandboxFailure> {
-        let none = |log: String| SandboxFailure {
-            public: "the sandbox has no way out to the network; the server's log says why".into(),
-            log,
-            in_use: false,
-        };
+        let public = "the sandbox has no way out to the network; the server's log says why";
+        let none = |log: String| SandboxFailure::logged(public, log);
         let egress = self.egress.as_ref().ok_or_else(|| none("a policy for the network, but no proxy".into()))?;
         let listener =
             sandbox.take_egress_listener().ok_or_else(|| none("no socket came out of the sandbox".into()))?;
@@ -443,11 +445,10 @@ impl LiveSandbox {
         match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, self.live.shared.start_timeout).await? {
             FromGuest::KernelReady { version } => Ok(version),
             // The message contains the path of the interpreter, which is the same on the host.
-            FromGuest::Failed { message, .. } => Err(SandboxFailure {
-                public: "the interpreter did not start; the server's log says why".into(),
-                log: format!("the interpreter did not start: {}", one_line(&message)),
-                in_use: false,
-            }),
+            FromGuest::Failed { message, .. } => Err(SandboxFailure::logged(
+                "the interpreter did not start; the server's log says why",
+                format!("the interpreter did not start: {}", one_line(&message)),
+            )),
             _ => Err(self.guest.close("the guest answered something else").into()),
         }
     }
