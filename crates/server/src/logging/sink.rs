@@ -111,10 +111,19 @@ impl Queue {
         }
     }
 
+    /// Waits until everything before this call is written, also if the queue is full at first.
     fn finish(&self, patience: Duration) {
+        let end = Instant::now() + patience;
         let (done, written) = sync_channel(1);
-        self.put(SinkCommand::Written(done));
-        let _ = written.recv_timeout(patience);
+        let mut last = SinkCommand::Written(done);
+        while let Err(TrySendError::Full(refused)) = self.messages.try_send(last) {
+            if Instant::now() >= end {
+                return;
+            }
+            last = refused;
+            std::thread::sleep(GATHER);
+        }
+        let _ = written.recv_timeout(end.saturating_duration_since(Instant::now()));
     }
 }
 
