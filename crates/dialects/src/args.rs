@@ -224,7 +224,7 @@ impl Argument for Timeout {
 }
 
 impl Timeout {
-    pub fn up_to(timeout: Option<Self>, most: u64) -> Result<Option<Duration>, ArgError> {
+    pub(crate) fn up_to(timeout: Option<Self>, most: u64) -> Result<Option<Duration>, ArgError> {
         timeout.map(|Self(number)| whole("timeout", &number, 1..=most).map(Duration::from_secs)).transpose()
     }
 }

@@ -21,7 +21,7 @@ pub mod workbench;
 
 pub use args::{ArgError, Args};
 pub use links::Links;
-pub use operation::{Lowered, Renderer};
+pub use operation::Lowered;
 pub use shared::untrusted::Fence;
 
 /// One dialect, as one document describes it.
@@ -128,7 +128,7 @@ const fn fields_of<A: args::Arguments>(_: fn(A, &Options) -> Lowering) -> &'stat
 impl ToolRow {
     /// Renders an outcome. One that does not belong to the operation is a defect of this server, and is reported rather
     /// than hidden.
-    pub fn render(&self, scene: &RenderInput<'_>, render: Renderer, outcome: Outcome) -> Reply {
+    pub fn render(&self, scene: &RenderInput<'_>, render: operation::Renderer, outcome: Outcome) -> Reply {
         render(scene, outcome).map(Reply::Answer).unwrap_or_else(|| {
             let why = "the engine gave another kind of answer than was asked for";
             (self.render_error)(scene, &EngineError::Sandbox(why.into()))

@@ -16,7 +16,7 @@ pub struct Lowered {
 }
 
 /// Renders the outcome of one call. It returns `None` for an outcome that does not belong to the operation.
-pub type Renderer = Box<dyn FnOnce(&RenderInput<'_>, Outcome) -> Option<Answer> + Send>;
+pub(crate) type Renderer = Box<dyn FnOnce(&RenderInput<'_>, Outcome) -> Option<Answer> + Send>;
 
 /// Ties an operation to the `T` that its outcome holds.
 pub(crate) struct Operation<T> {

@@ -12,10 +12,6 @@ use std::collections::BTreeMap;
 use std::ops::Add;
 use std::time::Duration;
 
-pub trait Moment: Copy + Ord + Add<Duration, Output = Self> {}
-
-impl<T: Copy + Ord + Add<Duration, Output = T>> Moment for T {}
-
 /// Delays the next attempt after a failure. The pause doubles with each failure, up to a maximum.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff<T> {
@@ -25,7 +21,7 @@ pub struct Backoff<T> {
     retry: Option<T>,
 }
 
-impl<T: Moment> Backoff<T> {
+impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
     pub fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, pause: first, retry: None }
     }
@@ -51,7 +47,7 @@ impl<T: Moment> Backoff<T> {
     }
 
     /// Returns true once for each failure, when the next attempt is due.
-    pub fn take_due(&mut self, now: T) -> bool {
+    pub(crate) fn take_due(&mut self, now: T) -> bool {
         self.retry.take_if(|at| now >= *at).is_some()
     }
 }
@@ -71,7 +67,7 @@ pub(crate) struct RecentDemand<T> {
     since: T,
 }
 
-impl<T: Moment> RecentDemand<T> {
+impl<T: Copy + Ord + Add<Duration, Output = T>> RecentDemand<T> {
     /// Records the first request.
     pub(crate) fn new(wanted: usize, now: T) -> Self {
         Self { wanted, asked: now, since: now }
@@ -107,7 +103,7 @@ pub(crate) struct Parking<K, V, T> {
     parked: BTreeMap<K, (V, T)>,
 }
 
-impl<K: Ord + Clone, V, T: Moment> Parking<K, V, T> {
+impl<K: Ord + Clone, V, T: Copy + Ord + Add<Duration, Output = T>> Parking<K, V, T> {
     pub(crate) fn new(most: usize) -> Self {
         Self { most, parked: BTreeMap::new() }
     }
