@@ -340,7 +340,7 @@ impl Inner {
 
     /// Deletes the files of conversations that were unused for too long, and records which conversations exist.
     pub(crate) async fn sweep_kept(&self, realm: Realm, kept: KeptConfig) {
-        let (backend, asked) = (self.live.backend(), Instant::now());
+        let (backend, asked) = (self.registry.backend(), Instant::now());
         let all = match backend.kept().await {
             Ok(all) => all,
             Err(error) => return tracing::warn!(%error, "cannot list the files of conversations"),

@@ -50,7 +50,7 @@ pub(crate) struct Inner {
     pub(crate) config: Arc<EngineConfig>,
     pub(crate) tenants: Tenancies,
     pub(crate) conversations: Conversations,
-    pub(crate) live: Registry,
+    pub(crate) registry: Registry,
     /// Set when the engine becomes ready.
     started: OnceLock<Started>,
     state: watch::Sender<Readiness>,
@@ -115,7 +115,7 @@ impl Engine {
         let told = DenialSinks { notices: notices.clone(), denials: Arc::default() };
         let inner = Inner {
             denials: told.denials.clone(),
-            live: Registry::new(backend, tasks.clone(), &config, told),
+            registry: Registry::new(backend, tasks.clone(), &config, told),
             tenants: Tenancies::new(&config),
             conversations: Conversations::default(),
             config: Arc::new(config),
@@ -172,12 +172,12 @@ impl Engine {
 
     /// Returns whether the back end can create sandboxes at the moment.
     pub fn is_up(&self) -> bool {
-        self.inner.live.backend().is_up()
+        self.inner.registry.backend().is_up()
     }
 
     /// Waits until the back end can no longer create sandboxes, and returns the reason.
     pub async fn given_up(&self) -> String {
-        self.inner.live.backend().given_up().await
+        self.inner.registry.backend().given_up().await
     }
 
     pub fn config(&self) -> &EngineConfig {
@@ -186,7 +186,7 @@ impl Engine {
 
     /// Returns the number of sandboxes that exist, ready ones and used ones together.
     pub fn sandboxes(&self) -> usize {
-        self.inner.live.count()
+        self.inner.registry.count()
     }
 
     /// Subscribes to notices from now on. A slow reader misses some.
@@ -200,11 +200,11 @@ impl Engine {
             runs: self.inner.running.load(Ordering::SeqCst),
             background_runs: self.inner.tenants.tenants().iter().map(|tenant| tenant.background.running()).sum(),
             ready: self.inner.started.get().map(|started| started.stock.count()).unwrap_or_default(),
-            ending: self.inner.live.ending(),
+            ending: self.inner.registry.ending(),
             sandboxes: self.sandboxes(),
             denials: self.inner.denials.load(Ordering::Relaxed),
             traffic: self.inner.config.egress.as_ref().map(egress::Egress::traffic).unwrap_or_default(),
-            browsers: self.inner.live.browsers(),
+            browsers: self.inner.registry.browsers(),
             ..Counts::default()
         };
         for tenancy in self.inner.tenants.all() {
@@ -218,7 +218,7 @@ impl Engine {
 
     /// Returns the status of the zygote, from which kernels are forked, if the back end has one and answers soon.
     pub async fn zygote_status(&self) -> Option<ZygoteStatus> {
-        tokio::time::timeout(ZYGOTE_WAIT, self.inner.live.backend().zygote_status()).await.ok().flatten()
+        tokio::time::timeout(ZYGOTE_WAIT, self.inner.registry.backend().zygote_status()).await.ok().flatten()
     }
 
     /// Returns the number of contexts of this tenant in this realm, and how many of them run something.
@@ -379,7 +379,7 @@ async fn close(inner: Arc<Inner>, grace: Duration) {
         () = tokio::time::sleep(grace) => {}
         () = inner.now.cancelled() => {}
     }
-    inner.live.shutdown().await;
+    inner.registry.shutdown().await;
     let _ = tokio::time::timeout(LAST_ANSWERS, inner.calls.wait()).await;
     inner.tasks.close();
     let _ = tokio::time::timeout(LAST_ANSWERS, inner.tasks.wait()).await;
@@ -394,7 +394,7 @@ impl Inner {
     ) -> Result<(), EngineError> {
         let begun = Instant::now();
         report(StartupStep::Begun { id: &uuid::Uuid::new_v4().simple().to_string()[..12] });
-        let provisioner = Arc::new(Provisioner::new(self.live.clone(), self.config.clone(), runtimes));
+        let provisioner = Arc::new(Provisioner::new(self.registry.clone(), self.config.clone(), runtimes));
         let tenancy = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
         let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
         let stock = Stock::new(provisioner.clone(), self.config.clone(), &tenancy, tasks, closing);
@@ -422,7 +422,7 @@ impl Inner {
         self.tasks.spawn(stock.clone().keep());
         self.repeat(UPKEEP, |inner| async move { inner.upkeep().await });
         let orphans = self.config.orphan_interval;
-        self.repeat(orphans, |inner| async move { inner.live.reap_orphans().await });
+        self.repeat(orphans, |inner| async move { inner.registry.reap_orphans().await });
         for realm in self.tenants.realms() {
             let RealmConfig { realm, kept, idle_timeout, sweep_interval, .. } = *realm;
             if let Some(kept) = kept {
@@ -447,7 +447,7 @@ impl Inner {
 
     async fn warm(&self, provisioner: &Provisioner) {
         if let Some(warm) = provisioner.runtimes.warm()
-            && let Err(error) = self.live.backend().start_zygote(&warm).await
+            && let Err(error) = self.registry.backend().start_zygote(&warm).await
         {
             tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
         }
@@ -495,7 +495,7 @@ impl Inner {
 
     /// Retries failed destructions, and forgets old background runs and idle tenants.
     async fn upkeep(&self) {
-        self.live.retry().await;
+        self.registry.retry().await;
         self.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
         self.tenants.forget_idle();
     }

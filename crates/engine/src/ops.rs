@@ -53,7 +53,7 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
         Op::ListVolumes => Ok(Outcome::Volumes(world.tenancy.config().volumes.clone())),
         Op::ListRuntimes => {
             let provisioner = world.inner.provisioner()?;
-            Ok(Outcome::Runtimes(provisioner.runtimes.list(world.inner.live.backend().name())))
+            Ok(Outcome::Runtimes(provisioner.runtimes.list(world.inner.registry.backend().name())))
         }
         Op::Health => Ok(Outcome::Health(world.inner.health())),
     }

@@ -50,7 +50,7 @@ impl Shape {
 }
 
 pub(crate) struct Provisioner {
-    live: Registry,
+    registry: Registry,
     config: Arc<EngineConfig>,
     pub(crate) runtimes: Runtimes,
     /// Number of callers that wait for something that is being created.
@@ -67,8 +67,8 @@ impl Drop for WaitingGuard<'_> {
 }
 
 impl Provisioner {
-    pub(crate) fn new(live: Registry, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
-        Self { live, config, runtimes, waiting: watch::Sender::new(0) }
+    pub(crate) fn new(registry: Registry, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
+        Self { registry, config, runtimes, waiting: watch::Sender::new(0) }
     }
 
     /// Marks the caller as one that waits for what it has created. The work of the stock goes behind it.
@@ -98,7 +98,7 @@ impl Provisioner {
         let limits = Limits { pids, ..limits };
         let files = files.into_iter().map(FileSpec::from).collect();
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: egress.is_some(), browser };
-        self.live.make(spec, first, egress).await
+        self.registry.make(spec, first, egress).await
     }
 
     /// Returns the files and environment variables that a sandbox with this egress needs.

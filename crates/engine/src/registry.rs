@@ -156,10 +156,10 @@ impl Registry {
         first: Option<Language>,
         egress: Option<EgressSpec>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        let live = self.clone();
+        let registry = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
-            let made = live.make_here(&spec, first, egress).await;
+            let made = registry.make_here(&spec, first, egress).await;
             if let Err(Ok(unwanted)) = sender.send(made) {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
@@ -186,7 +186,7 @@ impl Registry {
             Ok(egress) => (egress, None),
             Err(failure) => (None, Some(failure)),
         };
-        let held = Arc::new(RegistryEntry {
+        let entry = Arc::new(RegistryEntry {
             sandbox,
             egress,
             guest: OnceLock::new(),
@@ -196,25 +196,25 @@ impl Registry {
             forked: Mutex::default(),
             browser: Mutex::default(),
         });
-        lock(&shared.sandboxes).insert(number, held.clone());
+        lock(&shared.sandboxes).insert(number, entry.clone());
         // There is no sandbox without the egress that the operator ordered.
         if let Some(failure) = closed {
-            let _ = self.destroy(number, &held).await;
+            let _ = self.destroy(number, &entry).await;
             return Err(failure);
         }
-        let (connected, ()) = tokio::join!(connect(&held, shared.start_timeout), held.prepare(first));
+        let (connected, ()) = tokio::join!(connect(&entry, shared.start_timeout), entry.prepare(first));
         match connected {
             Ok(guest) => {
-                let _ = held.guest.set(guest.clone());
-                let sandbox = Arc::new(LiveSandbox { number, held, guest, live: self.clone() });
+                let _ = entry.guest.set(guest.clone());
+                let sandbox = Arc::new(LiveSandbox { number, entry, guest, registry: self.clone() });
                 // The end of the connection, whatever its reason, ends the sandbox.
                 let watched = sandbox.clone();
                 shared.tasks.spawn(async move {
                     let lost = watched.guest.lost().await;
                     let stale = watched.guest.stale_frames();
-                    tracing::debug!(sandbox = watched.held.sandbox.id(), why = %lost, stale, "sandbox over");
+                    tracing::debug!(sandbox = watched.entry.sandbox.id(), why = %lost, stale, "sandbox over");
                     // If a caller has ordered the end, that caller destroys the sandbox and waits for the result.
-                    if !watched.held.doomed.load(Ordering::SeqCst) {
+                    if !watched.entry.doomed.load(Ordering::SeqCst) {
                         let _ = watched.destroy(&lost.0).await;
                     }
                 });
@@ -225,22 +225,22 @@ impl Registry {
                 Ok(sandbox)
             }
             Err(failure) => {
-                let _ = self.destroy(number, &held).await;
+                let _ = self.destroy(number, &entry).await;
                 Err(failure)
             }
         }
     }
 
     /// Destroys a sandbox. It stays listed until that succeeds, so that it can be retried.
-    async fn destroy(&self, number: u64, held: &RegistryEntry) -> Result<(), SandboxFailure> {
-        match held.destroy().await {
+    async fn destroy(&self, number: u64, entry: &RegistryEntry) -> Result<(), SandboxFailure> {
+        match entry.destroy().await {
             Ok(()) => {
                 lock(&self.shared.sandboxes).remove(&number);
-                lock(&held.room).take();
+                lock(&entry.room).take();
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(sandbox = held.sandbox.id(), %error, "cannot destroy a sandbox");
+                tracing::error!(sandbox = entry.sandbox.id(), %error, "cannot destroy a sandbox");
                 Err(error.into())
             }
         }
@@ -255,14 +255,14 @@ impl Registry {
 
     /// Retries destructions that failed before.
     pub(crate) async fn retry(&self) {
-        let all = self.held();
-        for (number, held) in all.into_iter().filter(|(_, held)| held.doomed.load(Ordering::SeqCst)) {
-            let _ = self.destroy(number, &held).await;
+        let all = self.entries();
+        for (number, entry) in all.into_iter().filter(|(_, entry)| entry.doomed.load(Ordering::SeqCst)) {
+            let _ = self.destroy(number, &entry).await;
         }
     }
 
-    fn held(&self) -> Vec<(u64, Arc<RegistryEntry>)> {
-        lock(&self.shared.sandboxes).iter().map(|(number, held)| (*number, held.clone())).collect()
+    fn entries(&self) -> Vec<(u64, Arc<RegistryEntry>)> {
+        lock(&self.shared.sandboxes).iter().map(|(number, entry)| (*number, entry.clone())).collect()
     }
 
     pub(crate) fn backend(&self) -> &dyn Backend {
@@ -274,28 +274,28 @@ impl Registry {
     }
 
     pub(crate) fn browsers(&self) -> Browsers {
-        let runs = |held: &RegistryEntry| {
-            let exited = held.guest.get().is_none_or(|guest| guest.is_lost() || guest.browser_has_exited());
-            matches!(*lock(&held.browser), BrowserStatus::Runs { .. }) && !exited
+        let runs = |entry: &RegistryEntry| {
+            let exited = entry.guest.get().is_none_or(|guest| guest.is_lost() || guest.browser_has_exited());
+            matches!(*lock(&entry.browser), BrowserStatus::Runs { .. }) && !exited
         };
-        let running = lock(&self.shared.sandboxes).values().filter(|held| runs(held)).count();
+        let running = lock(&self.shared.sandboxes).values().filter(|entry| runs(entry)).count();
         let Counters { started, died } = &self.shared.browsers;
         Browsers { running, started: started.load(Ordering::Relaxed), died: died.load(Ordering::Relaxed) }
     }
 
     /// Returns the number of sandboxes whose end was ordered.
     pub(crate) fn ending(&self) -> usize {
-        lock(&self.shared.sandboxes).values().filter(|held| held.doomed.load(Ordering::SeqCst)).count()
+        lock(&self.shared.sandboxes).values().filter(|entry| entry.doomed.load(Ordering::SeqCst)).count()
     }
 
     /// Destroys all remaining sandboxes, then shuts the back end down. No sandbox is created afterwards.
     pub(crate) async fn shutdown(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         let mut destroying = tokio::task::JoinSet::new();
-        for (number, held) in self.held() {
-            held.guest.get().map(|guest| guest.close("the server is shutting down"));
-            let live = self.clone();
-            destroying.spawn(async move { live.destroy(number, &held).await.is_ok() });
+        for (number, entry) in self.entries() {
+            entry.guest.get().map(|guest| guest.close("the server is shutting down"));
+            let registry = self.clone();
+            destroying.spawn(async move { registry.destroy(number, &entry).await.is_ok() });
         }
         while destroying.join_next().await.is_some() {}
         self.shared.backend.shutdown().await;
@@ -314,8 +314,8 @@ impl RegistryInner {
     }
 }
 
-async fn connect(held: &RegistryEntry, wait: Duration) -> Result<GuestClient, SandboxFailure> {
-    let connecting = tokio::time::timeout(wait, held.sandbox.connect());
+async fn connect(entry: &RegistryEntry, wait: Duration) -> Result<GuestClient, SandboxFailure> {
+    let connecting = tokio::time::timeout(wait, entry.sandbox.connect());
     let stream =
         connecting.await.map_err(|_| SandboxFailure::new(format!("the guest was not there within {wait:?}")))??;
     Ok(GuestClient::open(stream).await?)
@@ -324,50 +324,50 @@ async fn connect(held: &RegistryEntry, wait: Duration) -> Result<GuestClient, Sa
 /// A live sandbox with the connection to its guest.
 pub(crate) struct LiveSandbox {
     number: u64,
-    held: Arc<RegistryEntry>,
+    entry: Arc<RegistryEntry>,
     pub(crate) guest: GuestClient,
-    live: Registry,
+    registry: Registry,
 }
 
 impl LiveSandbox {
     pub(crate) fn isolation(&self) -> &Isolation {
-        self.held.sandbox.isolation()
+        self.entry.sandbox.isolation()
     }
 
     pub(crate) fn browser(&self) -> &Mutex<BrowserStatus> {
-        &self.held.browser
+        &self.entry.browser
     }
 
     pub(crate) fn browsers(&self) -> &Counters {
-        &self.live.shared.browsers
+        &self.registry.shared.browsers
     }
 
     pub(crate) async fn enter_browser(&self) -> Result<(), SandboxFailure> {
-        Ok(self.held.sandbox.enter_browser().await?)
+        Ok(self.entry.sandbox.enter_browser().await?)
     }
 
     pub(crate) fn has_egress(&self) -> bool {
-        self.held.egress.is_some()
+        self.entry.egress.is_some()
     }
 
     pub(crate) fn egress_spec(&self) -> Option<&EgressSpec> {
-        self.held.egress.as_ref().map(SandboxEgress::spec)
+        self.entry.egress.as_ref().map(SandboxEgress::spec)
     }
 
     /// Assigns the sandbox to a context or a conversation.
     pub(crate) fn belongs_to(&self, id: &str) {
-        self.held.egress.iter().for_each(|egress| egress.belongs_to(id));
+        self.entry.egress.iter().for_each(|egress| egress.belongs_to(id));
     }
 
     /// Returns the network of a run, which lasts until the returned value is dropped.
     pub(crate) fn run_egress(&self, network: Network) -> RunEgress<'_> {
-        RunEgress::through(self.held.egress.as_ref(), network)
+        RunEgress::through(self.entry.egress.as_ref(), network)
     }
 
     /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to
     /// wait.
     pub(crate) async fn stats(&self) -> Option<sandbox::Stats> {
-        tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?.ok()
+        tokio::time::timeout(STATS_WAIT, self.entry.sandbox.stats()).await.ok()?.ok()
     }
 
     pub(crate) async fn browser_oom_kills(&self) -> Option<u64> {
@@ -381,7 +381,7 @@ impl LiveSandbox {
 
     /// Orders the end of the sandbox without waiting for it.
     pub(crate) fn dismiss(self: Arc<Self>, why: &'static str) {
-        let tasks = self.live.shared.tasks.clone();
+        let tasks = self.registry.shared.tasks.clone();
         tasks.spawn(async move { self.destroy(why).await });
     }
 
@@ -392,7 +392,7 @@ impl LiveSandbox {
         why: &'static str,
         room: OwnedSemaphorePermit,
     ) -> Result<(), SandboxFailure> {
-        let tasks = self.live.shared.tasks.clone();
+        let tasks = self.registry.shared.tasks.clone();
         self.ends_in(room);
         let mut ending = Box::pin(async move { self.destroy(why).await });
         match poll_fn(|context| Poll::Ready(ending.as_mut().poll(context))).await {
@@ -406,15 +406,15 @@ impl LiveSandbox {
 
     /// Stores a permit that is given back when nothing of the sandbox is left, however many attempts that takes.
     pub(crate) fn ends_in(&self, room: OwnedSemaphorePermit) {
-        *lock(&self.held.room) = Some(room);
+        *lock(&self.entry.room) = Some(room);
     }
 
     /// Ends everything that runs in the sandbox and returns when nothing of it is left. Callers see `why` as the
     /// reason.
     pub(crate) async fn destroy(&self, why: &str) -> Result<(), SandboxFailure> {
-        self.held.doomed.store(true, Ordering::SeqCst);
+        self.entry.doomed.store(true, Ordering::SeqCst);
         self.guest.close(why);
-        self.live.destroy(self.number, &self.held).await
+        self.registry.destroy(self.number, &self.entry).await
     }
 
     /// Returns the sandbox if its kernel was started. Otherwise nothing is left of it.
@@ -430,8 +430,8 @@ impl LiveSandbox {
 
     /// Starts a kernel as a fork of the zygote if there is one, otherwise from scratch.
     pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, SandboxFailure> {
-        self.held.prepare(Some(spec.language)).await;
-        if spec.language == Language::Python && lock(&self.held.forked).take() == Some(true) {
+        self.entry.prepare(Some(spec.language)).await;
+        if spec.language == Language::Python && lock(&self.entry.forked).take() == Some(true) {
             match self.ask_for_kernel(kernel, spec.clone(), true).await {
                 Err(failure) if !self.guest.is_lost() => tracing::warn!(why = failure.log, "no fork; starting anew"),
                 result => return result,
@@ -442,7 +442,7 @@ impl LiveSandbox {
 
     async fn ask_for_kernel(&self, kernel: KernelId, spec: KernelSpec, warm: bool) -> Result<String, SandboxFailure> {
         self.guest.take_exited(kernel);
-        match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, self.live.shared.start_timeout).await? {
+        match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, self.registry.shared.start_timeout).await? {
             FromGuest::KernelReady { version } => Ok(version),
             // The message contains the path of the interpreter, which is the same on the host.
             FromGuest::Failed { message, .. } => Err(SandboxFailure::logged(
