@@ -289,7 +289,7 @@ fn named_file(token: &str) -> Option<Vec<PathBuf>> {
         return None;
     }
     let (first, rest) = token.split_once('/')?;
-    if ["crates", "scripts", "docs", "contrib", ".ci", ".config", ".github"].contains(&first) {
+    if ["crates", "scripts", "tests", "docs", "contrib", ".ci", ".config", ".github"].contains(&first) {
         return Some(vec![token.into()]);
     }
     let krate = Path::new("crates").join(first);
