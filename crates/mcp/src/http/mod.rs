@@ -17,7 +17,7 @@
 //!
 //! A cancelled call is not dropped but driven to its end, so that it is logged and leaves nothing behind: the exchange
 //! does so for its handler, and `Engine::execute` for callers that have no exchange. A panic ends one call: the engine
-//! turns it into its error, and [`crate::Guarded`] catches those of handlers. See decision 038.
+//! turns it into its error, and `Guarded` catches those of handlers. See decision 038.
 //!
 //! The transport does not know dialects, tokens or files. They are passed in as [`Endpoint`]s, an [`Authenticator`] and
 //! further routes.

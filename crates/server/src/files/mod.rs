@@ -3,7 +3,7 @@
 //!
 //! The key is the permission, so no token is needed, and a wrong address gets the same answer as a file that does not
 //! exist. All content comes from a sandbox: a browser may save it, but must never show it as a page of this server.
-//! All but [`EngineFiles`] knows the engine only as a [`Store`].
+//! All but `EngineFiles` knows the engine only as a `Store`.
 
 use std::future::Future;
 use std::net::SocketAddr;
