@@ -161,19 +161,24 @@ impl Client for Stdio {
 /// A client over one persistent connection with `TCP_NODELAY`.
 #[derive(Debug)]
 pub(crate) struct Http {
+    address: SocketAddr,
     stream: BufReader<TcpStream>,
     head: String,
     next: u64,
 }
 
+fn connect(address: SocketAddr) -> Result<BufReader<TcpStream>, BenchError> {
+    let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(BenchError::io("cannot connect"))?;
+    let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
+    set.map_err(BenchError::io("a socket option"))?;
+    Ok(BufReader::new(stream))
+}
+
 impl Http {
     pub(crate) fn open(address: SocketAddr) -> Result<Self, BenchError> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(BenchError::io("cannot connect"))?;
-        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
-        set.map_err(BenchError::io("a socket option"))?;
         let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                     accept: application/json, text/event-stream\r\n";
-        let mut client = Self { stream: BufReader::new(stream), head: head.into(), next: 0 };
+        let mut client = Self { address, stream: connect(address)?, head: head.into(), next: 0 };
         client.post(&hello(0))?;
         let (session, _) = client.answer()?;
         if let Some(session) = session {
@@ -182,6 +187,12 @@ impl Http {
         client.post(INITIALIZED)?;
         client.answer()?;
         Ok(client)
+    }
+
+    /// Continues the session over a new connection: the server closes those that are idle for more than a minute.
+    pub(crate) fn reconnect(&mut self) -> Result<(), BenchError> {
+        self.stream = connect(self.address)?;
+        Ok(())
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {

@@ -586,7 +586,6 @@ fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f
 fn load(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut notes = Vec::new();
-    // The kernels start first, because the server would close a connection that stays unused while they start.
     let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
     if let Some(kernels) = &mut kernels {
         (bench.say)("  load: starting kernels");
@@ -626,6 +625,7 @@ fn load(bench: &Bench) -> Result<Figure, BenchError> {
 
 /// Keeps one call in progress on each connection, and returns the number of answers per second.
 fn rate(bench: &Bench, clients: &mut [(client::Http, BenchCall)]) -> Result<f64, BenchError> {
+    clients.iter_mut().try_for_each(|(client, _)| client.reconnect())?;
     let start = Instant::now();
     for (client, call) in clients.iter_mut() {
         client.begin(call)?;

@@ -93,6 +93,8 @@ class Bench:
         for _ in range(count):
             try:
                 self.kernels.append(Kernel())
+                # A cell sent before the output socket is subscribed can lose its idle status, for which `run` would wait in vain.
+                self.kernels[-1].client.wait_for_ready(timeout=PATIENCE)
                 self.kernels[-1].run(code)
             except Exception as error:
                 self.kernels.pop().stop()
