@@ -177,9 +177,10 @@ const PYTHON: &[Row] = &[
     // Processes a cell leaves behind live until the context ends; this ends them, and spares the interpreter that says so.
     row("R01 cleared", "import os\nos.kill(-1, 9)", Out("")),
     row("R01 after", "print('next call works')", Out("next call works")),
+    // The threads end with the row: a later row needs room for a process.
     row(
         "R02",
-        "import threading, time\nn = 0\ntry:\n    while True:\n        threading.Thread(target=time.sleep, args=(3,), daemon=True).start(); n += 1\nexcept RuntimeError: print('stopped below 300:', n < 300)",
+        "import threading\nleave, threads = threading.Event(), []\ntry:\n    while True:\n        threads.append(threading.Thread(target=leave.wait, daemon=True)); threads[-1].start()\nexcept RuntimeError: print('stopped below 300:', len(threads) < 300)\nleave.set()\nfor t in threads[:-1]: t.join()",
         Out("stopped below 300: True"),
     ),
     row(
