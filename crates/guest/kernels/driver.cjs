@@ -1,16 +1,17 @@
 'use strict';
 
-// The JavaScript kernel: runs cells in V8's REPL mode, through an inspector session to itself, and speaks the driver
-// protocol. PROTOCOL.md is the contract with the guest.
+// This program is the JavaScript kernel: it runs cells in V8's REPL mode, through an inspector session to itself, and
+// speaks the driver protocol. PROTOCOL.md is the contract with the guest.
 //
 // Cells share this process, and may have changed every builtin by the time the driver runs again. So:
-//  - what the driver calls is bound below, before the first cell; its objects have no prototype; its loops are plain;
-//  - there is not one promise here: terminating a cell inside a microtask drops the whole microtask queue;
-//  - an interrupt unwinds every frame, the driver's too, up to the event loop; what is left undone is found again from
-//    there (`onSigint`, `recover`). Nothing here relies on `finally`. (`breakOnSigint` of the vm module would stop a
+//  - the functions that the driver calls are bound below, before the first cell; its objects have no prototype; its
+//    loops are plain;
+//  - the driver uses no promise: terminating a cell inside a microtask drops the whole microtask queue;
+//  - an interrupt unwinds every frame, also the driver's, up to the event loop, which resumes unfinished work
+//    (`onSigint`, `recover`). Nothing here relies on `finally`. (`breakOnSigint` of the vm module would stop a
 //    synchronous cell more gently, but leaves moments before and after the cell in which SIGINT kills the process.)
-// Start with `--no-force-async-hooks-checks`: else a termination inside a timer aborts the process.
-// Not an ES module: the loader of those takes longer than all that is required here.
+// Node has to be started with `--no-force-async-hooks-checks`; otherwise a termination inside a timer aborts the process.
+// This is not an ES module, because loading one takes longer than all modules that are required here.
 
 const { AsyncLocalStorage } = require('node:async_hooks');
 const { Session } = require('node:inspector');
@@ -59,8 +60,8 @@ const round = Math.round;
 const TEXT_LIMIT = 1_000_000;       // bytes of one text
 const PICTURE_LIMIT = 8_000_000;    // base64 characters of one picture
 const MAPS_LIMIT = 16_000_000;      // characters of old cells' source maps
-const STRAY_LIMIT = 64_000;         // characters that timers and promises of earlier cells may add to one
-const LATE_LIMIT = 100;             // late errors told between one cell and the next
+const STRAY_LIMIT = 64_000;         // characters that timers and promises of earlier cells may add to one cell
+const LATE_LIMIT = 100;             // late errors that are reported between two cells
 
 const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
   const value = process.env[name];
@@ -73,7 +74,7 @@ const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
 const reqInode = fstatSync(REQ).ino, evtInode = fstatSync(EVT).ino;
 let n = 0;
 
-// An orderly exit would wait for the watchdog, which waits for a byte.
+// An orderly exit would wait for the watchdog thread, which blocks in a read.
 const die = () => kill.call(process, pid, 'SIGKILL');
 
 function lost(why) {
@@ -107,7 +108,7 @@ function writeAll(fd, bytes) {
 }
 const sleeper = new Int32Array(new SharedArrayBuffer(4));
 
-// Members' values are JSON already: `stringify` is only ever given strings, which have no `toJSON`.
+// The values of the members are JSON. `stringify` gets only strings, which have no `toJSON`.
 const event = (kind, members) => send(`{"t":"${kind}","n":${n}${members}}\n`);
 const quote = (text) => stringify(wellFormed(text));
 
@@ -115,7 +116,7 @@ function utf8Length(text) {
   return text.length * 3 < TEXT_LIMIT ? text.length : encodeUtf8(encoder, text).length;
 }
 
-// `text` with its middle left out when it is over the limit.
+// Returns `text` without its middle if it is over the limit.
 function cut(text) {
   if (utf8Length(text) <= TEXT_LIMIT) return text;
   let half = TEXT_LIMIT / 2;
@@ -134,14 +135,14 @@ let handlesHeld = false;            // the session keeps values alive for the ce
 function connect() {
   session = new Session();
   sessionConnect(session);
-  // A remote handle to `take`, so that no name for it stays in the user's global scope.
+  // The session keeps a handle to this function, so that no name for it stays in the user's global scope.
   defineProperty(globalThis, '__sandpoolTake', { __proto__: null, configurable: true, value: (v) => { taken = v; } });
   post('Runtime.evaluate', { __proto__: null, expression: '__sandpoolTake' }, (e, r) => { takerId = r.result.objectId; });
   delete globalThis.__sandpoolTake;
 }
 
-// An evaluation given up while its await is pending must not stay with the session: when V8 collects the promise, it
-// answers into JavaScript in the middle of the collection, and the process dies.
+// Replaces the session. An evaluation that is abandoned while its await is pending must not stay with the session: when
+// V8 collects the promise, it calls JavaScript in the middle of the collection, and the process dies.
 function renew() {
   sessionDisconnect(session);
   handlesHeld = false;
@@ -150,7 +151,7 @@ function renew() {
 }
 
 // The session makes an ordinary object, assigns `params` to it and serialises it. A setter or a `toJSON` on its
-// prototype would get in between; these hide the user's for the one access there is before user code runs.
+// prototype would interfere, so the user's are hidden for the one access before user code runs.
 function post(method, params, callback) {
   hide('params', (restore) => ({ __proto__: null, configurable: true, get() {}, set(value) {
     restore();
@@ -166,7 +167,7 @@ function hide(name, replacement) {
   defineProperty(ObjectPrototype, name, replacement(() => { defineProperty(ObjectPrototype, name, theirs); }));
 }
 
-// The value that a remote object stands for, not a copy of it.
+// Returns the value itself that a remote object stands for, not a copy.
 function live(remote) {
   if (hasOwn(remote, 'objectId')) {
     handlesHeld = true;
@@ -194,7 +195,7 @@ function releaseHandles() {
 
 // ---------------------------------------------------------------- errors
 
-const maps = new Map();             // cell number -> source map, as text or read
+const maps = new Map();             // cell number -> source map, as text or parsed
 const mapOrder = [];
 let mapsSize = 0;
 
@@ -225,7 +226,7 @@ function mapOf(number) {
   return map ?? null;
 }
 
-// Where the user wrote what the engine calls `cell-<number>.js:line:column` (all counted from 1).
+// Returns the position in the user's cell of V8's `cell-<number>.js:line:column` (all counted from 1).
 function original(number, line, column) {
   const map = mapOf(number);
   if (map === null) return { __proto__: null, file: `cell-${number}.js`, line, column };
@@ -241,7 +242,7 @@ const POSITION = /cell-(\d+)\.js:(\d+):(\d+)/;
 const INTERNAL = /[( ]node:|new Promise \(<anonymous>\)/;
 const ELIDED = /^\s+\.\.\. \d+ lines matching cause stack trace \.\.\./;      // frames like those of the cause, which follows
 
-// A stack (or an inspected error, which holds stacks) with the user's frames, at the places the user wrote.
+// Returns a stack (or an inspected error, which contains stacks) with only the user's frames, at their original positions.
 function shownStack(text) {
   const lines = split(text, '\n');
   let out = '';
@@ -267,7 +268,7 @@ function shownStack(text) {
 
 const plain = freeze({ __proto__: null, colors: false });
 
-// {name, value, text} of anything thrown. Runs user code (getters, `inspect.custom`).
+// Returns {name, value, text} of any thrown value. This runs user code (getters, `inspect.custom`).
 function describe(thrown) {
   if (!isNativeError(thrown)) return { __proto__: null, name: typeof thrown, value: inspect(thrown, plain), text: `Uncaught ${inspect(thrown, plain)}` };
   const name = `${thrown.name}`, value = `${thrown.message}`;
@@ -290,7 +291,7 @@ function report(d) {
   event('error', `,"name":${quote(cut(d.name))},"value":${quote(cut(d.value))},"text":${quote(withNewline(cut(d.text)))}`);
 }
 
-// A cell that does not compile has no frame of its own; V8 says where.
+// Describes the error of a cell that does not compile. It has no frame; V8 reports the position.
 function syntaxError(thrown, details, code) {
   const p = original(number, details.lineNumber + 1, details.columnNumber + 1);
   const source = mapOf(number)?.source ?? code;
@@ -305,16 +306,16 @@ const isSyntaxError = (thrown, details) =>
   && thrown instanceof SyntaxErrorClass && match(POSITION, `${thrown.stack}`) === null;
 const SyntaxErrorClass = SyntaxError;
 
-// ---------------------------------------------------------------- what does not belong to the cell
+// ---------------------------------------------------------------- output of earlier cells
 
-// Timers, promises and handles keep the cell that made them. Before Node 24 that costs every promise a good part of its
-// time, and an interrupt in the middle may end the process: there, who writes is not known.
+// Timers, promises and handles remember the cell that created them. Before Node 24 this slows every promise down, and an
+// interrupt may end the process, so the driver does not know there which cell writes.
 const cells = NumberFrom(split(process.versions.node, '.')[0]) >= 24 ? new AsyncLocalStorage() : null;
 const inCell = uncurry(AsyncLocalStorage.prototype.run), cellOf = uncurry(AsyncLocalStorage.prototype.getStore);
-let strays = null;                                        // what earlier cells wrote, the newest first
+let strays = null;                                        // output of earlier cells, newest first
 let straySize = 0;
 
-// The earlier cell that the caller belongs to; 0 if it belongs to the one that runs.
+// Returns the earlier cell to which the caller belongs, or 0 if it belongs to the current cell.
 function stray() {
   const cell = cells === null ? undefined : cellOf(cells);
   return cell === undefined || (cell === n && current !== null) ? 0 : cell;
@@ -326,7 +327,7 @@ function keepStray(cell, text) {
   if (room > 0) strays = { __proto__: null, cell, text: slice(text, 0, room), next: strays };
 }
 
-// One `late` for each earlier cell that has written something.
+// Sends one `late` for each earlier cell that has written something.
 function sendStrays() {
   const lost = straySize - STRAY_LIMIT;
   let last = 0;
@@ -337,7 +338,7 @@ function sendStrays() {
       if (strays.cell === cell) text = strays.text + text;
       else others = { __proto__: null, cell: strays.cell, text: strays.text, next: others };
     }
-    // Turned round on the way.
+    // The loop above reversed the order; this restores it.
     for (; others !== null; others = others.next) strays = { __proto__: null, cell: others.cell, text: others.text, next: strays };
     event('late', `,"run":${cell},"text":${quote(cut(text))}`);
     last = cell;
@@ -353,15 +354,15 @@ const state = new Int32Array(new SharedArrayBuffer(12));  // [a cell is running,
 let current = null;                                       // the cell that has no `done` yet
 let finish = null;                                        // ends the running cell; the first caller wins
 let lateCount = 0;
-let begun = false;                                        // code of the user's has come
-let number = 0;                                           // of the cell as it is named; probes do not count
+let begun = false;                                        // a cell of the user has arrived
+let number = 0;                                           // number in the cell's name, which does not count probes
 let probes = 0;
 
-// `;` asks whether the kernel still answers. The transpiler leaves it as it is, and nothing else becomes it.
+// The cell `;` checks whether the kernel still responds. The transpiler does not change it and produces it from nothing else.
 const isProbe = (request) => request.code === ';' && typeof request.map !== 'string';
 
 function run(request) {
-  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false, borrowed: null };
+  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false, variables: null };
   current = cell;
   n = request.n;
   atomicStore(state, 2, n | 0);
@@ -379,12 +380,12 @@ function run(request) {
     finish = null;
     atomicStore(state, 0, 0);
     cell.outcome = outcome;
-    soon(() => conclude(cell));             // out of the user's stack, and out of the microtask queue
+    soon(() => conclude(cell));             // outside of the user's stack and of the microtask queue
   };
   finish = mine;
   atomicStore(state, 0, 1);
   try {
-    if (hasOwn(request, 'env')) borrow(cell, request.env);
+    if (hasOwn(request, 'env')) setVariables(cell, request.env);
     const evaluate = () => post('Runtime.evaluate', {
       __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${number}.js`, objectGroup: 'cell',
       replMode: true, awaitPromise: true,
@@ -397,7 +398,7 @@ function run(request) {
   guardProcess();
 }
 
-// Exactly one `done`, whatever becomes of the rest.
+// Ends a cell with exactly one `done`, even if showing its value fails.
 function conclude(cell) {
   if (cell !== current) return;
   cell.settling = true;
@@ -412,21 +413,21 @@ function conclude(cell) {
   settled(cell, end.status, end.extra);
 }
 
-// The environment variables of this one cell.
-function borrow(cell, variables) {
+// Sets the environment variables of a cell.
+function setVariables(cell, variables) {
   const names = keys(variables);
   for (let i = 0; i < names.length; i++) {
     const name = names[i], value = variables[name];
     const before = hasOwn(environment, name) ? environment[name] : undefined;
-    cell.borrowed = { __proto__: null, name, value, before, next: cell.borrowed };
+    cell.variables = { __proto__: null, name, value, before, next: cell.variables };
     environment[name] = value;
   }
 }
 
-// The environment as it was before the cell, but for the variables that the cell itself changed.
-function giveBack(cell) {
-  for (; cell.borrowed !== null; cell.borrowed = cell.borrowed.next) {
-    const { name, value, before } = cell.borrowed;
+// Restores the environment from before the cell, except for variables that the cell itself changed.
+function restoreVariables(cell) {
+  for (; cell.variables !== null; cell.variables = cell.variables.next) {
+    const { name, value, before } = cell.variables;
     if (!hasOwn(environment, name) || environment[name] !== value) continue;
     if (before === undefined) delete environment[name];
     else environment[name] = before;
@@ -434,7 +435,7 @@ function giveBack(cell) {
 }
 
 function settled(cell, status, extra) {
-  giveBack(cell);
+  restoreVariables(cell);
   current = null;
   atomicStore(state, 0, 0);
   if (!isOurs(REQ, reqInode)) lost("the kernel's request pipe is gone");
@@ -445,8 +446,8 @@ function settled(cell, status, extra) {
   takeRequest();
 }
 
-// The watchdog was told to stop a cell, and may have terminated what the main thread ran: that cell, or the driver at any
-// point. Another cell than the one that was meant goes on.
+// Resumes after the watchdog was asked to stop a cell. It may have terminated that cell, or the driver at any point. If
+// another cell runs by now, that one continues.
 function recover(number) {
   const cell = current;
   if (cell === null || (n | 0) !== number) return takeRequest();
@@ -517,7 +518,7 @@ function settleValue(value) {
   return 'ok';
 }
 
-// `_` as in Node's REPL, until the user has a `_` of their own.
+// Sets `_` as Node's REPL does, unless the user has defined `_`.
 function keepLastValue(value) {
   const d = getOwnPropertyDescriptor(globalThis, '_');
   if (d !== undefined && (d.value !== lastValue || !d.configurable)) return;
@@ -534,8 +535,8 @@ function define(name, value) {
 const held = new Set();
 const drop = (p) => { setDelete(held, p); };
 
-// The transpiler writes `await X` at top level as `await __hold(X)`: when only the suspended cell refers to the
-// promise, V8 may collect both, and an answer is never given (or kills the process, see `renew`).
+// Keeps a promise alive. The transpiler writes `await X` at top level as `await __hold(X)`: if only the suspended cell
+// refers to the promise, V8 may collect both, and the cell never ends (or the process dies, see `renew`).
 const hold = (value) => {
   if (value === null || (typeof value !== 'object' && typeof value !== 'function')) return value;
   if (!isPromise(value)) {
@@ -548,12 +549,12 @@ const hold = (value) => {
 };
 define('__hold', hold);
 
-// The same for `for await (… of X)`, written as `for await (… of __holdEach(X))`: what the loop waits for is held.
+// Keeps the promises alive for which a `for await (… of X)` waits, written as `for await (… of __holdEach(X))`.
 define('__holdEach', (iterable) => {
   if (iterable === null || iterable === undefined) return iterable;
   const ofPromises = iterable[asyncIterator] ?? null;
   const each = ofPromises ?? iterable[iterator];
-  if (typeof each !== 'function') return iterable;      // the loop says so
+  if (typeof each !== 'function') return iterable;      // the loop throws the error
   const inner = invoke(each, iterable);
   const held = ofPromises !== null ? hold : (step) => ({ done: step.done, value: hold(step.value) });
   return {
@@ -564,7 +565,7 @@ define('__holdEach', (iterable) => {
   };
 });
 
-// `import()` with the working directory as its base; scripts of the inspector have no import of their own.
+// Implements `import()` relative to the working directory, because scripts of the inspector cannot import.
 let importer = null, importerBase = null, importedOnce = false;
 function renewImporter(base) {
   importer = runInThisContext(new Script('(s, o) => import(s, o)',
@@ -580,7 +581,7 @@ define('__import', (specifier, options) => {
   if (importedOnce) return importHere(specifier, options);
   importedOnce = true;
   const theirs = process.emitWarning;
-  process.emitWarning = () => {};     // this way to the loader is marked experimental, and says so the first time
+  process.emitWarning = () => {};     // this loader is experimental and warns the first time
   try {
     return importHere(specifier, options);
   } finally {
@@ -588,7 +589,7 @@ define('__import', (specifier, options) => {
   }
 });
 
-// TypeScript's legacy decorators, as the transpiler calls them.
+// Implements TypeScript's legacy decorators under the name that the transpiler uses.
 define('babelHelpers', freeze({
   decorate(decorators, target, key, desc) {
     const count = arguments.length;
@@ -635,13 +636,13 @@ function displayData(value, mime) {
   }
   if (typeof value === 'string') return dataMember(mime, quote(cut(value)));
   if (startsWith(mime, 'application/') && endsWith(mime, 'json')) {
-    const json = stringify(value);        // throws to the caller what cannot be JSON
+    const json = stringify(value);        // throws to the caller if the value cannot be JSON
     if (typeof json === 'string' && utf8Length(json) <= TEXT_LIMIT) return dataMember(mime, wellFormedJson(json));
   }
   return dataMember(mime, quote(cut(inspect(value, plain))));
 }
 
-// JSON text whose strings have no lone surrogates: those come as escapes, which strict readers refuse.
+// Returns JSON text without lone surrogates, which appear as escapes that strict readers refuse.
 const wellFormedJson = (json) => (indexOf(json, '\\ud') < 0 ? json : stringify(deepWellFormed(parse(json))));
 function deepWellFormed(v) {
   if (typeof v === 'string') return wellFormed(v);
@@ -658,13 +659,14 @@ function unbroken(base64) {
 
 defineProperty(globalThis, 'display', { __proto__: null, value: display, writable: true, configurable: true, enumerable: false });
 
-// `require`, `module`, `exports` as in Node's REPL, `__dirname` as in a script; all follow the working directory.
+// Provides `require`, `module` and `exports` as Node's REPL does and `__dirname` as in a script. All follow the working
+// directory.
 let base = null;
 const cellModule = { exports: {}, id: '.', loaded: false, children: [], paths: [] };
 const own = { __proto__: null };
 function renewRequire() {
   let dir;
-  try { dir = cwd(); } catch { return; }       // removed
+  try { dir = cwd(); } catch { return; }       // the directory was removed
   if (dir === base) return;
   base = dir;
   const require = createRequire(`${dir}/cell.js`);
@@ -678,14 +680,14 @@ function renewRequire() {
 
 function offer(name, value) {
   const d = getOwnPropertyDescriptor(globalThis, name);
-  if (d !== undefined && (!d.configurable || d.value !== own[name])) return;     // the user's now
+  if (d !== undefined && (!d.configurable || d.value !== own[name])) return;     // redefined by the user
   own[name] = value;
   defineProperty(globalThis, name, { __proto__: null, value, writable: true, configurable: true, enumerable: false });
 }
 
 // ---------------------------------------------------------------- the process
 
-// `process.exit` ends the cell, not the kernel.
+// Implements `process.exit`, which ends the cell and not the kernel.
 function exit(code) {
   const wanted = code ?? process.exitCode ?? 0;
   const number = typeof wanted === 'number' || typeof wanted === 'string' ? NumberFrom(wanted) & 0xff : 1;
@@ -699,7 +701,7 @@ function onSigint() {
   if (finish !== null) finish({ __proto__: null, interrupted: true });
 }
 
-// Errors that belong to no cell: told, never fatal, and not without end.
+// Reports errors that belong to no cell. They are never fatal, and their number is limited.
 function onLate(error) {
   if (error === EXIT || (lateCount += 1) > LATE_LIMIT) return;
   const text = lateCount === LATE_LIMIT ? 'further errors are not shown' : safeDescribe(error).text;
@@ -719,13 +721,13 @@ function ensure(name, handler) {
   on(process, name, handler);
 }
 
-// Emitters call `handler.apply`: give ours one of their own.
+// Protects a handler: emitters call `handler.apply`, which cells may have replaced on the prototype.
 function sturdy(handler) {
   return defineProperty(handler, 'apply', { __proto__: null, value: apply });
 }
 
-// A cell may have removed the listeners that keep the process alive. The boot handlers come first: they are what
-// makes a listener for a signal have an effect.
+// Restores the listeners that keep the process alive, which a cell may have removed. The boot handlers come first, because
+// a listener for a signal has no effect without them.
 function guardProcess() {
   for (let i = 0; i < bootHandlers.length; i++) {
     const { name, handlers } = bootHandlers[i];
@@ -734,8 +736,8 @@ function guardProcess() {
   for (let i = 0; i < ownHandlers.length; i++) ensure(ownHandlers[i].name, ownHandlers[i].handler);
 }
 
-// Pipes are written in the background by default, and `done` would overtake the output. An ended stream looks as good
-// as new a moment later, but its handle is shut.
+// Makes writes block. Pipes are written in the background by default, and `done` would overtake the output. An ended
+// stream looks usable a moment later, but its handle is closed, so its end is recorded.
 const ended = [false, false];
 function prepareStream(stream, i) {
   stream._handle?.setBlocking?.(true);
@@ -745,15 +747,15 @@ function prepareStream(stream, i) {
     const cell = stray();
     if (cell === 0) return invoke(write, stream, chunk, encoding, done);
     keepStray(cell, isUint8Array(chunk) ? toBase64(bufferFrom(chunk.buffer, chunk.byteOffset, chunk.byteLength), 'utf8') : `${chunk}`);
-    const told = typeof encoding === 'function' ? encoding : done;
-    if (typeof told === 'function') soon(told);
+    const callback = typeof encoding === 'function' ? encoding : done;
+    if (typeof callback === 'function') soon(callback);
     return true;
   }
   on(stream, 'finish', () => { ended[i] = true; });
 }
 
-// While a session is connected, the inspector sees each call of `console` and keeps what it is given, of the last thousand
-// calls: values that the code has long dropped. These are the methods as they are below that.
+// Replaces the methods of `console` by those below the inspector's. While a session is connected, the inspector keeps the
+// arguments of the last thousand calls alive.
 function freeConsole() {
   for (const name of keys(console)) {
     const method = console.Console.prototype[name];
@@ -762,7 +764,7 @@ function freeConsole() {
   }
 }
 
-// A second way to the pipes for a cell that closes 1 or 2. Node cannot duplicate a descriptor, but can open it again.
+// Copies of 1 and 2, in case a cell closes them. Node cannot duplicate a descriptor, but can open it again.
 const spare = [1, 2].map((fd) => {
   try { return openSync(`/proc/self/fd/${fd}`, 'w'); } catch { return -1; }
 });
@@ -800,13 +802,13 @@ function replaceStream(fd, name) {
 
 // ---------------------------------------------------------------- the watchdog
 
-// A thread that waits for the number of a cell on KINT. The main thread is told; if it takes no notice, what it runs is
-// terminated, and again, for a flood of `nextTick`s goes on with the next. A main thread that does take notice is never
-// terminated: that would hit the next thing it runs, which may be the driver. The number of a cell that is over is late
-// and means nothing; that of a cell that has not begun is meant for a timer of an old cell that holds the main thread.
-// With no cell running, the longer patience tells that from a cell that is about to begin or to end.
-// V8 13 compiles some loops that allocate (`a.push(new Array(100))`) without the check that takes this request; such a
-// cell is killed by the guest.
+// A thread that waits for the number of a cell on KINT. It sends a message to the main thread. If the main thread does not
+// react, the watchdog terminates what it runs, repeatedly, because a flood of `nextTick`s continues with the next one. A
+// main thread that reacts is never terminated: that would hit the next code it runs, which may be the driver. The number
+// of a cell that is over is ignored. The number of a cell that has not begun is meant for a timer of an old cell that
+// blocks the main thread; while no cell runs, the watchdog waits longer, because a cell may be about to begin or to end.
+// V8 13 compiles some loops that allocate (`a.push(new Array(100))`) without the check for a termination; the guest kills
+// such a cell.
 const WATCHDOG = `
 const { workerData: { fd, state }, parentPort } = require('node:worker_threads');
 const { readSync } = require('node:fs');
@@ -831,7 +833,7 @@ for (;;) {
 
 let watchdog = null;
 
-// With the first cell: it doubles the memory of a kernel, and one that waits for its first cell can do without.
+// Starts the watchdog with the first cell. It doubles the memory of a kernel, and a waiting kernel does not need it.
 function startWatchdog() {
   if (watchdog !== null || KINT < 0) return;
   watchdog = 0;
@@ -850,10 +852,10 @@ const worker = (workerData) => new Worker(WATCHDOG, {
 
 // ---------------------------------------------------------------- before the first cell
 
-// A kernel that waits for its first cell does once what that cell would be the first to do: V8 compiles a function when
-// it is first called, and the first cell would take ten times as long as the next. Nothing of it is to be seen: no event
-// and no output leaves, no name stays, and the first cell has the number it would have had. A cell that comes at once
-// finds nothing begun; one that comes in between waits for one step, a few milliseconds at most.
+// A kernel that waits for its first cell rehearses: V8 compiles a function when it is first called, so the first cell would
+// take ten times as long as the next. A rehearsal leaves no trace: no event, no output and no name, and the first cell
+// gets the number it would have had. A cell that arrives at once is not delayed; one that arrives during the rehearsal
+// waits for one step, a few milliseconds at most.
 const REHEARSE_AFTER = 20;          // milliseconds without a cell
 let rehearsing = false;
 let rehearsed = 0;
@@ -863,7 +865,7 @@ const REHEARSALS = [
   () => rehearse('null.x'),
   // A function cannot be handed to a thread, so this fails just before it would start one.
   () => { try { worker(() => {}); } catch {} },
-  // Starting leaves nearly a megabyte of garbage, which would stay for as long as the kernel waits.
+  // The start leaves nearly a megabyte of garbage, which would stay while the kernel waits.
   () => { post('HeapProfiler.collectGarbage', undefined, () => {}); },
 ];
 
@@ -877,22 +879,22 @@ function rehearseNext() {
 }
 
 function rehearse(code) {
-  if (!hushed(process.stdout, true) || !hushed(process.stderr, true)) return;
+  if (!hush(process.stdout, true) || !hush(process.stderr, true)) return;
   rehearsing = true;
   run({ __proto__: null, n, code });
 }
 
 function endRehearsal() {
   rehearsing = false;
-  hushed(process.stdout, false);
-  hushed(process.stderr, false);
+  hush(process.stdout, false);
+  hush(process.stderr, false);
   delete globalThis._;
   lastValue = undefined;
   soon(rehearseNext);
 }
 
-// Whether what is written to the stream goes all the way but for the bytes.
-function hushed(stream, on) {
+// Makes the stream write nothing (`on`) or everything again. Returns whether that is possible.
+function hush(stream, on) {
   const handle = stream._handle;
   if (typeof handle?.writeUtf8String !== 'function') return false;
   if (!on) return delete handle.writeUtf8String;
@@ -909,11 +911,11 @@ connect();
 guardProcess();
 renewRequire();
 freeConsole();
-delete process.mainModule;          // this file, which is no module of the user's
+delete process.mainModule;          // it is this file, which is not the user's
 delete require.cache[__filename];
 
 const requests = new Socket({ fd: REQ, readable: true, writable: false });
-// Own properties, so that a changed prototype does not reach this socket.
+// These become own properties, so that a changed prototype does not affect this socket.
 for (const name of ['emit', 'push', 'read', 'on', 'once', '_read', 'destroy', 'listenerCount']) {
   defineProperty(requests, name, { __proto__: null, value: requests[name] });
 }
@@ -938,7 +940,8 @@ function begin() {
   setTimeout(rehearseNext, REHEARSE_AFTER);
 }
 
-// The first request is our own, so that its way is known too. Node has no `dup`, but a pipe can be opened by its descriptor.
+// The first request comes from the driver itself, so that V8 compiles that code too. Node has no `dup`, but can open a
+// pipe by its descriptor.
 try {
   const own = openSync(`/proc/self/fd/${REQ}`, 'w');
   writeSync(own, '{"t":"begin"}\n');

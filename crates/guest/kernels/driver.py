@@ -1,14 +1,15 @@
-"""The Python kernel: runs cells in IPython's shell, without its front end, and speaks the driver protocol.
+"""This program is the Python kernel: it runs cells in IPython's shell, without its front end, and speaks the driver
+protocol.
 
-PROTOCOL.md is the contract with the guest. Cells share this process, so whatever a cell does to it (replaced
+PROTOCOL.md is the contract with the guest. Cells share this process, so anything a cell does to it (replaced
 builtins of `sys`, closed descriptors, signal handlers, forks) must at worst end the process; it must never make
 the driver answer wrongly or twice. Two rules follow: everything the driver needs is imported and bound to a private
 name before the first cell, and each request gets exactly one `done`, or the process exits.
 
-Life: a cold kernel is `make_shell()`, `serve()`. The warm interpreter (`driver.py --warm MODULE...`) makes the shell, imports
-the modules, runs throw-away cells and is then forked by the launcher's library; each fork is a kernel that comes back
-from there into `adopt()`, which makes it what a cold one would be, and `serve()`. Nothing before the fork leaves a
-descriptor, a thread, an event loop or a file behind, for the forks would share it.
+A cold kernel calls `make_shell()` and `serve()`. The warm interpreter (`driver.py --warm MODULE...`) makes the shell,
+imports the modules, runs throw-away cells and is then forked by the launcher's library. Each fork is a kernel: it
+returns from the library into `adopt()`, which makes it equal to a cold kernel, and calls `serve()`. Nothing before the
+fork leaves a descriptor, a thread, an event loop or a file behind, because the forks would share it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import _socket
 import _thread
 import ast
 import base64
-import bdb  # noqa: F401  (IPython imports it in the middle of a cell, when the working directory may hold another)
+import bdb  # noqa: F401  (IPython imports it during a cell, when the working directory may contain another `bdb`)
 import builtins
 import contextlib
 import contextvars
@@ -76,8 +77,8 @@ TEXT_LIMIT = 1_000_000  # bytes of one text
 PICTURE_LIMIT = 8_000_000  # base64 characters of one picture
 LINE_LIMIT = 12_000_000  # bytes of one event
 SOURCE_LIMIT = 16_000_000  # characters of old cells kept for `inspect.getsource`
-STRAY_LIMIT = 64_000  # characters that threads of earlier cells may add to one
-ARGUMENT_LIMIT = 100_000  # the kernel allows 128 KiB
+STRAY_LIMIT = 64_000  # characters that threads of earlier cells may add to one cell
+ARGUMENT_LIMIT = 100_000  # bytes of one argument; Linux allows 128 KiB
 LOST = 70  # exit status when the control pipes are gone
 INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 NO_INPUT = "input() is not available: this sandbox has no interactive stdin"
@@ -87,18 +88,18 @@ BOOT_PATH = list(sys.path)
 ENVIRON = os.environ
 OWN_FILE = sys._getframe().f_code.co_filename
 STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-# What IPython gives a meaning of its own, or may; and what keeps state of its own in the compiler or needs an event loop.
+# Code to which IPython gives a special meaning, or may give one, and code that keeps state in the compiler or needs an event loop.
 SPECIAL = re.compile(r"\A\s*(?:[ \t]|\Z)|^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
                      r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__", re.MULTILINE)
 SCALARS = frozenset((int, float, complex, bool, str, bytes))
 FIRST_WORD = re.compile(r"[\w.*]*")
-# Methods of the shell that take part in running a cell: replaced on the instance, they are called.
+# Methods of the shell that run a cell. A cell that replaces one on the instance expects it to be called.
 REPLACEABLE = frozenset(("run_cell", "_run_cell", "run_cell_async", "should_run_async", "run_ast_nodes", "run_code",
                          "transform_cell", "transform_ast"))
-# Code that IPython compiles from a cell's text under a name of its own.
+# File names that IPython gives to code that it compiles from a cell's text.
 USER_NAMES = frozenset(("<string>", "<timed exec>", "<timed eval>", "<magic-timeit>", "<prun>"))
 
-scan_json = json.JSONDecoder().scan_once  # C, and so out of reach of a changed `json`
+scan_json = json.JSONDecoder().scan_once  # written in C, so a changed `json` does not affect it
 encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=repr).encode
 flush_text = io.TextIOWrapper.flush
 list_threads, get_ident = threading.enumerate, threading.get_ident
@@ -111,7 +112,7 @@ set_async_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 try:
     _libc = ctypes.CDLL(None)
     _c_flush = _libc.fflush
-    # Not `fflush(NULL)`: that waits for the lock of every open FILE.
+    # `fflush(NULL)` would wait for the lock of every open FILE.
     _c_stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
 except (OSError, ValueError, AttributeError):
     _c_flush = None
@@ -121,12 +122,12 @@ except (OSError, ValueError, AttributeError):
 
 
 def exact(text: str) -> str:
-    """The characters of a `str`, free of a subclass's methods."""
+    """Return the characters of a `str` without calling the methods of a subclass."""
     return str.__str__(text)
 
 
 def cut(text: str) -> str:
-    """`text` with its middle left out when it is over the limit, and without lone surrogates."""
+    """Return `text` without its middle if it is over the limit, and without lone surrogates."""
     text = exact(text)
     if len(text) * 4 > TEXT_LIMIT:
         half = TEXT_LIMIT // 2
@@ -141,7 +142,7 @@ def cut(text: str) -> str:
 
 
 def bounded_bundle(data: dict[str, Any]) -> dict[str, str]:
-    """A mime bundle as {mime: JSON text}, each value and the whole within the limits."""
+    """Return a mime bundle as {mime: JSON text}, with each value and the whole within the limits."""
     out: dict[str, str] = {}
     notes: list[str] = []
     for mime, value in list(data.items()):
@@ -168,7 +169,7 @@ def json_string(text: str) -> str:
 
 
 def encode_value(mime: str, value: Any) -> str | None:
-    """One value of a bundle as JSON; None when it is a picture over the limit."""
+    """Return one value of a bundle as JSON, or None for a picture over the limit."""
     if mime.startswith("image/") and mime != "image/svg+xml":
         if isinstance(value, (bytes, bytearray, memoryview)):
             value = base64.b64encode(value).decode("ascii")
@@ -192,7 +193,7 @@ def encode_value(mime: str, value: Any) -> str | None:
 
 
 class Sources(CachingCompiler):
-    """Names each cell uniquely, so that a function of an old cell still finds its own source."""
+    """Gives each cell a unique name, so that a function of an old cell still finds its source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +220,7 @@ class Sources(CachingCompiler):
         return name
 
     def forget(self) -> None:
-        """The cells so far."""
+        """Remove all cells."""
         for name, _ in self.kept:
             self._filename_map.pop(name, None)
         self.kept.clear()
@@ -227,11 +228,11 @@ class Sources(CachingCompiler):
 
 
 class Output(io.TextIOWrapper):
-    """`sys.stdout` and `sys.stderr`."""
+    """The stream behind `sys.stdout` and `sys.stderr`."""
 
 
 class WatchedOutput(Output):
-    """The same while threads or tasks of earlier cells are there: what those write is not the output of this cell."""
+    """An output while threads or tasks of earlier cells exist: their text does not become output of the current cell."""
 
     def write(self, text: str) -> int:
         run = stray()
@@ -239,7 +240,7 @@ class WatchedOutput(Output):
 
 
 class MergedStderr(io.TextIOWrapper):
-    """Standard error where it is the same pipe as standard output: what was printed before comes before, to the letter."""
+    """Standard error on the same pipe as standard output. Each write first flushes what was printed before."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(Exception):
@@ -250,6 +251,8 @@ class MergedStderr(io.TextIOWrapper):
 
 
 class WatchedMergedStderr(MergedStderr):
+    """A merged standard error while threads or tasks of earlier cells exist."""
+
     def write(self, text: str) -> int:
         run = stray()
         return super().write(text) if run is None else KERNEL.keep_stray(run, text)
@@ -261,12 +264,12 @@ UNWATCHED = {watched: plain for plain, watched in WATCHED.items()}
 
 # ---------------------------------------------------------------- which cell something belongs to
 
-CELL: contextvars.ContextVar[int] = contextvars.ContextVar("sandpool_cell")  # of a task, which has the context it was made in
-borrowed_threads: dict[int, int] = {}  # cells of what runs in threads that were there before
+CELL: contextvars.ContextVar[int] = contextvars.ContextVar("sandpool_cell")  # a task keeps its creator's
+borrowed_threads: dict[int, int] = {}  # by thread: the cell of the function that runs in an older thread
 
 
 def cell_of_caller() -> int:
-    """The cell that started what calls this: a thread, a task, or the cell itself."""
+    """Return the cell that started the calling thread or task, or the current cell."""
     me = get_ident()
     cell = borrowed_threads.get(me)
     if cell is None:
@@ -277,15 +280,15 @@ def cell_of_caller() -> int:
 
 
 def stray() -> int | None:
-    """The earlier cell that the caller belongs to, if it does not belong to the one that runs."""
+    """Return the earlier cell to which the caller belongs, or None if it belongs to the current cell."""
     if getpid() != KERNEL.pid:
-        return None  # a child has one cell
+        return None  # a forked child belongs to one cell
     cell = cell_of_caller()
     return None if cell == KERNEL.n and (KERNEL.in_cell or get_ident() == KERNEL.main) else cell
 
 
 def for_this_cell(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as what belongs to the cell that runs now, in whatever thread it is called."""
+    """Wrap `function` so that it belongs to the current cell in every thread that calls it."""
     cell = cell_of_caller()
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -304,7 +307,7 @@ def for_this_cell(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def follow_threads() -> None:
-    """Remember of each thread the cell that started it."""
+    """Record for each thread the cell that started it."""
     start_thread, start_raw = threading.Thread.start, _thread.start_new_thread
 
     def start(self: threading.Thread) -> None:
@@ -322,7 +325,7 @@ def follow_threads() -> None:
 
 
 def follow_pools() -> None:
-    """The threads of a pool work for whoever submits; those of the cell that imports it are its own anyway."""
+    """Attribute the work of a thread pool to the cell that submits it."""
     module = sys.modules.get("concurrent.futures.thread")
     pool = getattr(module, "ThreadPoolExecutor", None)
     if pool is None or getattr(pool.submit, "_sandpool", False):
@@ -342,7 +345,7 @@ def is_cell(filename: str) -> bool:
 
 
 class Hook(DisplayHook):
-    """The last value of a cell becomes a `result` event. Keeps `_`, `__`, `___`, and nothing else."""
+    """Sends the last value of a cell as a `result` event. It stores only `_`, `__` and `___`."""
 
     def write_output_prompt(self) -> None:
         pass
@@ -351,7 +354,7 @@ class Hook(DisplayHook):
         KERNEL.event("result", data=bounded_bundle(format_dict))
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
-        pass  # IPython keeps every bundle for ever
+        pass  # IPython would keep every bundle for ever
 
     def update_user_ns(self, result: Any) -> None:
         if "_" in vars(builtins):  # gettext
@@ -368,7 +371,7 @@ class Hook(DisplayHook):
 
 
 class Publisher(DisplayPublisher):
-    """`display()` becomes a `display` event."""
+    """Sends the arguments of `display()` as a `display` event."""
 
     def publish(self, data: Any, metadata: Any = None, source: Any = None, *, transient: Any = None,
                 update: bool = False, **_: Any) -> None:
@@ -391,7 +394,7 @@ class Publisher(DisplayPublisher):
 
 
 class Formatter(DisplayFormatter):
-    """Remembers which figures a cell has shown, so that none is shown a second time when the cell ends."""
+    """Records which figures a cell has shown, so that none is shown again when the cell ends."""
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
         if type(obj) in SCALARS and not include and not exclude and self.shows_as_repr(type(obj)):
@@ -403,7 +406,7 @@ class Formatter(DisplayFormatter):
         return super().format(obj, include, exclude)
 
     def shows_as_repr(self, kind: type) -> bool:
-        """Whether nobody has said how a plain number or text is to be shown: then no formatter has to be asked."""
+        """Return whether no formatter was registered for this plain type, so that `repr` gives the result."""
         if not vars(self).get("printers"):
             plain = self.formatters["text/plain"]
             others = (*self.formatters.values(), self.mimebundle_formatter, self.ipython_display_formatter)
@@ -415,7 +418,7 @@ class Formatter(DisplayFormatter):
 
 
 def close_shown_figures() -> None:
-    """Before matplotlib_inline flushes the open figures: those shown already are closed, as it closes the others."""
+    """Close the figures that were shown already, before matplotlib_inline shows and closes the other open ones."""
     shown, KERNEL.shown_figures = KERNEL.shown_figures, []
     if not shown:
         return
@@ -428,7 +431,7 @@ def close_shown_figures() -> None:
 
 
 class NoProfileDir(ProfileDir):
-    """A profile directory that is named but not made: the file system may be read-only."""
+    """A profile directory that has a name but is not created, because the file system may be read-only."""
 
     def _mkdir(self, path: str, mode: int | None = None) -> bool:
         return False
@@ -438,7 +441,7 @@ class NoProfileDir(ProfileDir):
 
 
 class Scripts(ScriptMagics):
-    """`%%bash`, `%%sh`, `%%script`: like `!`, not over IPython's asyncio thread, which would never end."""
+    """Runs `%%bash`, `%%sh` and `%%script` like `!`, without IPython's asyncio thread, which would never end."""
 
     def shebang(self, line: str, cell: str) -> None:
         from IPython.utils.process import arg_split
@@ -477,14 +480,14 @@ class Scripts(ScriptMagics):
         for name, value in ((args.out, process.stdout), (args.err, process.stderr), (args.proc, process)):
             if name:
                 ns[name] = value
-        KERNEL.background.append(process)  # or its end would be a ResourceWarning
+        KERNEL.background.append(process)  # dropping it would raise a ResourceWarning
 
     shebang.__doc__ = ScriptMagics.shebang.__doc__
     shebang.parser = ScriptMagics.shebang.parser  # type: ignore[attr-defined]
 
 
 class Exit:
-    """`exit` and `quit`: end the cell, not the kernel."""
+    """Implements `exit` and `quit`, which end the cell and not the kernel."""
 
     def __repr__(self) -> str:
         return "Use exit() to end the cell"
@@ -494,7 +497,7 @@ class Exit:
 
 
 class Shell(InteractiveShell):
-    """IPython's shell with the terminal, the history and the pseudo-terminal taken out."""
+    """IPython's shell without the terminal, the history and the pseudo-terminal."""
 
     def _tee(self, channel: str) -> Any:
         return contextlib.nullcontext()  # the original keeps all output in memory
@@ -506,8 +509,8 @@ class Shell(InteractiveShell):
         pass
 
     def note_defaults(self) -> None:
-        """What a plain cell relies on being as it is now."""
-        self.builtin_trap.__enter__()  # for good, rather than for each cell anew
+        """Record the settings on which a plain cell relies."""
+        self.builtin_trap.__enter__()  # entered once for all cells
         self.default_transforms = self.transforms()
 
     def transforms(self) -> tuple[list[Any], ...]:
@@ -516,8 +519,8 @@ class Shell(InteractiveShell):
                 self.input_transformers_post + self.ast_transformers, self.events.callbacks["pre_run_cell"] + self.events.callbacks["post_run_cell"])
 
     def is_plain(self, code: str) -> bool:
-        """Whether a cell is Python and nothing else, and nobody has asked to see it on its way: then `run_plain` does what
-        `run_cell` would do, in a fraction of the time."""
+        """Return whether a cell is plain Python and no hook or transformer has to see it. `run_plain` then does the same as
+        `run_cell` in a fraction of the time."""
         if (SPECIAL.search(code) or self.ast_node_interactivity != "last_expr" or self.custom_exceptions
                 or self.trio_runner or self.logger.log_active or not REPLACEABLE.isdisjoint(vars(self))
                 or self.transforms() != self.default_transforms):
@@ -531,7 +534,7 @@ class Shell(InteractiveShell):
                     or isinstance(self.user_ns.get(word), (Macro, IPyAutocall)))
 
     def run_plain(self, code: str) -> BaseException | None:
-        """Run a plain cell: the error it ended with."""
+        """Run a plain cell and return the error with which it ended."""
         self.events.trigger("pre_execute")
         error = None
         try:
@@ -550,7 +553,7 @@ class Shell(InteractiveShell):
             body = compile(source, name, "exec", flags | ast.PyCF_ONLY_AST, True).body
             sys.excepthook, self.sys_excepthook = self.excepthook, hook
             last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-            for node in body:  # one by one, as IPython does: those before one that cannot be compiled are run
+            for node in body:  # one by one, as IPython does, so that statements before one that does not compile are run
                 exec(compile(ast.Module([node], []), name, "exec", flags, True), user_ns, user_ns)
             if last is not None:
                 exec(compile(ast.Interactive([last]), name, "single", flags, True), user_ns, user_ns)
@@ -585,7 +588,7 @@ class Shell(InteractiveShell):
         pass
 
     def system(self, cmd: str) -> None:
-        """`!cmd`."""
+        """Run `!cmd`."""
         cmd = self.var_expand(cmd, depth=1)
         status = run_command(shell_argv(cmd), out=sink("stdout"), err=sink("stderr"))
         self.user_ns["_exit_code"] = status
@@ -595,7 +598,7 @@ class Shell(InteractiveShell):
     system_piped = system_raw = system
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
-        """`a = !cmd`: what it writes to both streams."""
+        """Run `a = !cmd` and return what the command writes to both streams."""
         cmd = self.var_expand(cmd, depth=depth + 1)
         parts: list[bytes] = []
         status = run_command(shell_argv(cmd), out=parts.append, merge=True)
@@ -607,14 +610,14 @@ class Shell(InteractiveShell):
 
 
 def blank_lines_before_magic(lines: list[str]) -> list[str]:
-    """IPython drops the empty lines at the top of every cell, and tracebacks then count wrongly. They only need to go
-    where a cell magic must come first."""
+    """Drop the empty lines at the top of a cell only before a cell magic, which must come first. IPython always drops them,
+    and its tracebacks then show wrong line numbers."""
     rest = leading_empty_lines(lines)
     return rest if rest and rest[0].startswith("%%") else lines
 
 
 def print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0, **_: Any) -> None:
-    """`obj?` and the other users of a pager print."""
+    """Print what `obj?` and others would show in a pager."""
     text = data.get("text/plain", "") if isinstance(data, dict) else data
     print("\n".join(text.splitlines()[start:]))
 
@@ -627,7 +630,7 @@ def shell_argv(cmd: str) -> list[str]:
 
 
 def child_env() -> dict[str, str]:
-    """The environment without the inline backend: a figure shown by a child would go nowhere."""
+    """Return the environment without the inline backend, because a figure shown by a child would be lost."""
     env = dict(os.environ)
     if env.get("MPLBACKEND") == INLINE_BACKEND:
         del env["MPLBACKEND"]
@@ -635,13 +638,13 @@ def child_env() -> dict[str, str]:
 
 
 def takes_argument(argv: list[str]) -> bool:
-    """Whether a shell takes the script by `-c`. On its standard input, `read` would eat the rest of it."""
+    """Return whether a shell takes the script by `-c`. From standard input, `read` would consume the rest of the script."""
     return bool(argv) and os.path.basename(argv[0]) in ("bash", "sh", "dash", "zsh") and all(
         arg.startswith("-") and arg not in ("-s", "-c", "-") for arg in argv[1:])
 
 
 def script_file(text: str) -> int:
-    """A descriptor at the start of a nameless file that holds `text`: needs no writer, unlike a pipe."""
+    """Return a descriptor at the start of an unnamed file that contains `text`. Unlike a pipe, it needs no writer."""
     try:
         fd = os.memfd_create("script", os.MFD_CLOEXEC)
     except (AttributeError, OSError):
@@ -655,7 +658,7 @@ def script_file(text: str) -> int:
 
 
 def sink(name: str) -> Callable[[bytes], Any] | None:
-    """None when a child may write to the descriptor itself, else a writer to what stands for `sys.<name>`
+    """Return None if a child may write to the descriptor itself, or a writer to the replacement of `sys.<name>`
     (`%%capture`, `redirect_stdout`)."""
     stream = getattr(sys, name, None)
     if stream is None or stream is KERNEL.streams.get(name):
@@ -665,8 +668,8 @@ def sink(name: str) -> Callable[[bytes], Any] | None:
 
 def run_command(argv: list[str], stdin: int | None = None, out: Callable[[bytes], Any] | None = None,
                 err: Callable[[bytes], Any] | None = None, merge: bool = False) -> int:
-    """Run to the end, in a session of its own and without a terminal; an interrupt kills the whole session.
-    `out` and `err` take what it writes; without them it writes to descriptors 1 and 2."""
+    """Run a command to its end in a new session without a terminal. An interrupt kills the whole session.
+    `out` and `err` receive its output; without them it writes to descriptors 1 and 2."""
     KERNEL.flush()
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL if stdin is None else stdin, start_new_session=True, env=child_env(),
@@ -690,7 +693,7 @@ def run_command(argv: list[str], stdin: int | None = None, out: Callable[[bytes]
 
 
 def collect(process: subprocess.Popen[bytes], takers: dict[int, Callable[[bytes], Any]]) -> None:
-    """Hand on what the child writes until it ends; what it left running may hold the pipes open for ever."""
+    """Pass the child's output on until the child ends. Processes that it left behind may hold the pipes open for ever."""
     poll = select.poll()
     for fd in takers:
         poll.register(fd, select.POLLIN)
@@ -716,14 +719,14 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
             if number == signal.SIGKILL:
                 return
-    # The leader is gone or will be; the rest of its session got the second signal.
+    # The leader has ended or will end; the rest of its session got the second signal.
 
 
 # ---------------------------------------------------------------- errors
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a frame is the user's own: a cell, or a file that is neither a library's nor ours."""
+    """Return whether a frame belongs to the user: a cell, or a file that is neither part of a library nor this file."""
     if filename.startswith("<"):
         return is_cell(filename) or filename in USER_NAMES
     return not (filename == OWN_FILE or filename.startswith(STDLIB)
@@ -757,7 +760,7 @@ def type_name(e: BaseException) -> str:
 
 
 def error_text(e: BaseException) -> str:
-    """CPython's plain traceback with the user's frames. May run the user's `__str__`."""
+    """Return CPython's plain traceback with the user's frames. This may run the user's `__str__`."""
     if isinstance(e, interactiveshell.UsageError):
         return f"UsageError: {e}\n"
     tb = BaseException.__traceback__.__get__(e)  # type: ignore[attr-defined]
@@ -782,7 +785,7 @@ def safely(render: Callable[[BaseException], str], e: BaseException, fallback: s
 
 
 def show_warning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
-    """`warnings.formatwarning` for cells: CPython's text for `<stdin>`."""
+    """Replace `warnings.formatwarning`: a warning in a cell reads like CPython's for `<stdin>`."""
     if is_cell(filename):
         filename, line = SHOWN_FILE, ""
     return original_formatwarning(message, category, filename, lineno, line)
@@ -807,35 +810,36 @@ class Kernel:
         self.shell: Shell = None  # type: ignore[assignment]
         self.streams: dict[str, io.TextIOWrapper] = {}
         self.merged = False  # 1 and 2 are the same pipe
-        self.borrowed: list[tuple[str, str, str | None]] = []  # the cell's own variables: name, value, what was there
-        self.spare: dict[int, int] = {}  # copies of 1 and 2 for a cell that closes them
+        self.cell_variables: list[tuple[str, str, str | None]] = []  # of the current cell: name, value, previous value
+        self.spare: dict[int, int] = {}  # copies of 1 and 2, in case a cell closes them
         self.stdin: Any = None
         self.shown: BaseException | None = None
         self.shown_figures: list[Any] = []
         self.background: list[subprocess.Popen[bytes]] = []
         self.packages: str | None = None  # where `pip` installs in this sandbox
         self.packages_seen = 0
-        self.at_import: Callable[[], Any] | None = None  # what the first import of a cold kernel would have done
+        self.at_import: Callable[[], Any] | None = None  # work that a cold kernel would do at its first import
         self.loop: Any = None
         self.task: Any = None
         self.in_cell = False
-        self.signalled = False  # an interrupt came in this cell
-        self.cancelled = False  # and took the form of a cancelled task
+        self.signalled = False  # an interrupt arrived during this cell
+        self.cancelled = False  # the interrupt cancelled the cell's task
         self.quiet_signals = 0
-        self.has_handlers = False  # of the user's; they may raise anywhere
+        self.has_handlers = False  # the user installed signal handlers, which may raise anywhere
         self.pending_interrupt = False
         self.lock = threading.Lock()
         self.writer: int | None = None
         self.queued: deque[bytes] = deque(maxlen=1000)
         self.between: deque[tuple[str, dict[str, Any]]] = deque(maxlen=32)
         self.main = get_ident()
-        self.strays: deque[tuple[int, str]] = deque()  # what earlier cells' threads wrote: cell, text
+        self.strays: deque[tuple[int, str]] = deque()  # output of earlier cells' threads: cell, text
         self.stray_size = 0
 
     # -- events
 
     def flush(self) -> None:
-        """What Python and C hold for 1 and 2. A stream of the user's may block, so only where an interrupt works."""
+        """Flush the buffers of Python and C for 1 and 2. A stream of the user may block, so it is flushed only where an
+        interrupt works."""
         for name, own in self.streams.items():
             try:
                 flush_text(own)
@@ -849,13 +853,13 @@ class Kernel:
             _c_flush(_c_stdout)
 
     def event(self, kind: str, **members: Any) -> None:
-        """Send an event. The members' values are JSON already, a `data` member is {mime: JSON}."""
+        """Send an event. The values of the members are JSON; a `data` member is {mime: JSON}."""
         if getpid() != self.pid:  # a forked child must never answer
             if kind == "done":
                 end_child(None)
             return
         if not self.in_cell and kind in ("display", "clear"):
-            self.between.append((kind, members))  # from a thread; it belongs to the next cell
+            self.between.append((kind, members))  # a thread sends this between cells; the next cell gets it
             return
         self.flush()
         if "data" in members:
@@ -864,10 +868,10 @@ class Kernel:
         self.send(f'{{"t":"{kind}","n":{self.n}{fields}}}\n'.encode("utf-8", "backslashreplace"))
 
     def send(self, line: bytes) -> None:
-        """Write a whole line, whatever signals come."""
+        """Write a whole line, even if signals arrive."""
         me = get_ident()
         if self.writer == me:
-            self.queued.append(line)  # from a signal handler, in the middle of another line
+            self.queued.append(line)  # a signal handler sends this in the middle of another line
             return
         self.quiet_signals += 1
         old = set_mask(signal.SIG_BLOCK, ALL_SIGNALS) if self.has_handlers else None
@@ -888,7 +892,7 @@ class Kernel:
 
     def write_all(self, line: bytes) -> None:
         if self.evt_identity is None:
-            return  # in the zygote
+            return  # the warm interpreter has no event pipe
         view = memoryview(line)
         try:
             if identity(self.evt) != self.evt_identity:
@@ -904,7 +908,7 @@ class Kernel:
     # -- what does not belong to the cell
 
     def watch(self) -> None:
-        """Look at who writes only while somebody else could."""
+        """Watch the streams only while threads or tasks of earlier cells could write to them."""
         tasks = self.loop is not None and not self.loop.is_closed() and (self.loop._ready or self.loop._scheduled)
         kinds = WATCHED if count_threads() or tasks else UNWATCHED
         for stream in self.streams.values():
@@ -913,7 +917,7 @@ class Kernel:
                 stream.__class__ = kinds[kind]
 
     def keep_stray(self, run: int, text: str) -> int:
-        """For the next `done`. Takes no lock: a signal handler may print too."""
+        """Store output of an earlier cell until the next `done`. This takes no lock, because a signal handler may print too."""
         text = exact(text)
         room = STRAY_LIMIT - self.stray_size
         self.stray_size += len(text)
@@ -922,7 +926,7 @@ class Kernel:
         return len(text)
 
     def send_strays(self) -> None:
-        """One `late` for each earlier cell whose threads have written something."""
+        """Send one `late` for each earlier cell whose threads have written something."""
         lost, self.stray_size = self.stray_size - STRAY_LIMIT, 0
         found: dict[int, list[str]] = {}
         for _ in range(len(self.strays)):
@@ -952,7 +956,7 @@ class Kernel:
         raise KeyboardInterrupt
 
     def run_async(self, coroutine: Any) -> Any:
-        """IPython's loop runner: one loop for all cells, made when first needed and never before a fork."""
+        """Run a coroutine for IPython. One loop serves all cells; it is made when first needed and never before a fork."""
         asyncio = import_plain("asyncio")
         if self.loop is None or self.loop.is_closed() or self.loop_pid != getpid():
             self.loop, self.loop_pid = asyncio.new_event_loop(), getpid()
@@ -977,7 +981,7 @@ class Kernel:
     # -- a cell
 
     def run(self, n: int, code: str, variables: dict[str, str] | None = None) -> None:
-        """Run one cell; ends with exactly one `done`, or with the process."""
+        """Run one cell. It ends with exactly one `done`, or with the end of the process."""
         started = perf_counter()
         self.n, self.code, self.compiled = n, code, 0
         self.shown, self.shown_figures = None, []
@@ -990,7 +994,7 @@ class Kernel:
         try:
             try:
                 self.in_cell = True
-                self.borrow(variables or {})
+                self.set_variables(variables or {})
                 while self.between:
                     kind, members = self.between.popleft()
                     self.event(kind, **members)
@@ -1008,7 +1012,7 @@ class Kernel:
                 self.repair_streams()
             finally:
                 self.in_cell = False
-        except BaseException as e:  # an interrupt (or a handler of the user's) outside the user's own frames
+        except BaseException as e:  # an interrupt or a handler of the user, raised outside the user's frames
             self.in_cell = False
             if getpid() != self.pid:
                 end_child(e)
@@ -1016,7 +1020,7 @@ class Kernel:
             self.report(type_name(e), "", f"{type_name(e)}\n")
         unset_hooks()
         guard_signals(self)
-        self.give_back()
+        self.restore_variables()
         if status == "interrupted":
             stop_threads(set(list_threads()) - threads)
         error = None
@@ -1030,20 +1034,20 @@ class Kernel:
         self.event("done", status=f'"{status}"', ms=ms, **extra)
 
     def open_packages(self) -> None:
-        """Import from where `pip` installs, before the runtime's own packages: the directory need not be there yet."""
+        """Add the directory in which `pip` installs to the path, before the runtime's packages. It may not exist yet."""
         self.packages = packages_of(ENVIRON)
         if self.packages is None:
             return
         loaders = ((machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
                    (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
                    (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES))
-        # Python's own would remember that there is none.
+        # Python's own finder would remember that the directory does not exist.
         sys.path_importer_cache[self.packages] = machinery.FileFinder(self.packages, *loaders)
         own = (n for n, path in enumerate(sys.path) if path.endswith("/site-packages"))
         sys.path.insert(next(own, len(sys.path)), self.packages)
 
     def see_packages(self) -> None:
-        """What was installed since the last cell may have said in `.pth` files where more of it is."""
+        """Read the `.pth` files of packages that were installed since the last cell."""
         if self.packages is None:
             return
         try:
@@ -1054,17 +1058,17 @@ class Kernel:
             self.packages_seen = seen
             site.addsitedir(self.packages)
 
-    def borrow(self, variables: dict[str, str]) -> None:
-        """Set the environment variables of this one cell."""
+    def set_variables(self, variables: dict[str, str]) -> None:
+        """Set the environment variables of the current cell."""
         for name, value in variables.items():
-            self.borrowed.append((name, value, ENVIRON.get(name)))
+            self.cell_variables.append((name, value, ENVIRON.get(name)))
             ENVIRON[name] = value
 
-    def give_back(self) -> None:
-        """The environment as it was before the cell, but for the variables that the cell itself changed."""
-        while self.borrowed:
-            name, value, before = self.borrowed[-1]
-            for _ in range(3):  # a signal handler of the user's may raise in here
+    def restore_variables(self) -> None:
+        """Restore the environment from before the cell, except for variables that the cell itself changed."""
+        while self.cell_variables:
+            name, value, before = self.cell_variables[-1]
+            for _ in range(3):  # a signal handler of the user may raise here
                 try:
                     if ENVIRON.get(name) == value:
                         if before is None:
@@ -1074,7 +1078,7 @@ class Kernel:
                     break
                 except BaseException:
                     continue
-            self.borrowed.pop()
+            self.cell_variables.pop()
 
     def execute(self, code: str) -> BaseException | None:
         try:
@@ -1084,12 +1088,12 @@ class Kernel:
         except BaseException as e:
             return e
         error = result.error_before_exec or result.error_in_exec or self.shown if result is not None else self.shown
-        self.shell.last_execution_result = None  # holds the error's frames, and with them the user's objects
+        self.shell.last_execution_result = None  # it references the error's frames, and with them the user's objects
         self.shell.displayhook.exec_result = None
         return error
 
     def conclude(self, error: BaseException) -> tuple[str, int | None]:
-        """Report how the cell ended: (status, exit code)."""
+        """Report how the cell ended. Return its status and exit code."""
         if isinstance(error, SystemExit):
             return "exit", exit_status(error)
         if self.cancelled and type_name(error) == "CancelledError":
@@ -1114,7 +1118,7 @@ class Kernel:
         builtins.input = no_input
 
     def merge_streams(self) -> None:
-        """Where 1 and 2 are the same pipe, their order is kept."""
+        """Keep the order of both streams if 1 and 2 are the same pipe."""
         with contextlib.suppress(OSError):
             self.merged = identity(1) == identity(2)
         if self.merged:
@@ -1129,7 +1133,7 @@ class Kernel:
         setattr(sys, f"__{name}__", stream)
 
     def repair_streams(self) -> None:
-        """A stream that is None or closed would lose all later output in silence."""
+        """Restore streams that are None or closed, which would silently lose all later output."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             if is_usable(self.streams[name]):
                 if is_usable(getattr(sys, name, None)):
@@ -1147,7 +1151,7 @@ class Kernel:
     def repair_descriptors(self) -> None:
         for fd, copy in self.spare.items():
             try:
-                get_inheritable(fd)  # the cheapest question
+                get_inheritable(fd)  # the cheapest check that it is open
             except OSError:
                 with contextlib.suppress(OSError):
                     dup2(copy, fd)
@@ -1192,7 +1196,7 @@ no_input.__doc__ = original_input.__doc__
 
 
 def exit_status(e: SystemExit) -> int:
-    """As CPython does: a number is the status, nothing is 0, anything else is printed and is 1."""
+    """Return the exit status as CPython does: a number is the status, None is 0, anything else is printed and is 1."""
     code = e.code
     if code is None:
         return 0
@@ -1204,7 +1208,7 @@ def exit_status(e: SystemExit) -> int:
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """A child the cell forked has come back to the driver: it ends like a script."""
+    """End a child that the cell forked and that has returned to the driver, as a script would end."""
     status = 0
     with contextlib.suppress(BaseException):
         if isinstance(error, SystemExit):
@@ -1218,7 +1222,7 @@ def end_child(error: BaseException | None) -> NoReturn:
 
 
 def forget_pipes() -> None:
-    """In a forked child: let go of the control pipes, so that their end is seen when the kernel dies."""
+    """Close the control pipes in a forked child, so that the guest sees their end when the kernel dies."""
     if KERNEL.evt_identity is None:
         return
     KERNEL.evt_identity = None
@@ -1228,10 +1232,10 @@ def forget_pipes() -> None:
 
 
 def unset_hooks() -> None:
-    """A trace or profile function must not see, or raise in, the driver."""
+    """Remove trace and profile functions, which must not see the driver or raise in it."""
     with contextlib.suppress(BaseException):
         set_trace(None)
-    for _ in range(2):  # the call itself is an event for the function that it removes
+    for _ in range(2):  # the call itself calls the function that it removes
         try:
             set_profile(None)
             break
@@ -1240,7 +1244,7 @@ def unset_hooks() -> None:
 
 
 def guard_signals(kernel: Kernel) -> None:
-    """After each cell: SIGINT is ours in the next one, whatever this one did; an alarm left behind must not kill."""
+    """Take SIGINT back after a cell, and cancel an alarm that would kill the process."""
     try:
         install(signal.SIGINT, kernel.on_sigint)
         set_mask(signal.SIG_UNBLOCK, (signal.SIGINT,))
@@ -1251,7 +1255,7 @@ def guard_signals(kernel: Kernel) -> None:
 
 
 def note_handler(number: Any, handler: Any) -> Any:
-    """`signal.signal` for the user's code."""
+    """Implement `signal.signal` for the user's code."""
     KERNEL.has_handlers = True
     return install(number, handler)
 
@@ -1261,7 +1265,7 @@ note_handler.__doc__ = install.__doc__
 
 
 def stop_threads(threads: set[threading.Thread]) -> None:
-    """End the threads an interrupted cell started, at their next bytecode."""
+    """End the threads that an interrupted cell started, at their next bytecode."""
     for thread in threads:
         if thread.ident is not None:
             set_async_exception(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
@@ -1275,7 +1279,7 @@ def idle_in_loop(frame: FrameType | None) -> bool:
 
 
 def import_plain(name: str) -> Any:
-    """Import as at start: never from the working directory."""
+    """Import a module as at the start, never from the working directory."""
     module = sys.modules.get(name)
     if module is None:
         path, sys.path[:] = list(sys.path), BOOT_PATH
@@ -1287,7 +1291,7 @@ def import_plain(name: str) -> Any:
 
 
 def packages_of(env: Mapping[str, str]) -> str | None:
-    """Where `pip` installs: on the sandbox's own volume, over the runtime, which is shared and read-only."""
+    """Return the directory in which `pip` installs. It is on the sandbox's volume; the runtime is shared and read-only."""
     base = env.get("SANDPOOL_PACKAGES")
     return f"{base}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages" if base else None
 
@@ -1304,7 +1308,7 @@ def has_packages(env: Mapping[str, str]) -> bool:
 
 
 def make_shell() -> Shell:
-    """Build the shell: no descriptor, no thread, no file."""
+    """Build the shell without opening a descriptor, starting a thread or writing a file."""
     config = Config()
     config.HistoryManager.enabled = False  # no database, no thread
     config.HistoryManager.hist_file = ":memory:"
@@ -1344,13 +1348,13 @@ def quiet_about_exit(warn: Callable[..., None]) -> Callable[..., None]:
 
 # ---------------------------------------------------------------- the warm interpreter
 
-PACKET_LIMIT = 1 << 18  # bytes of what a fork is told; the kernel's own limit for a packet is lower
-# Its imports must start no thread.
+PACKET_LIMIT = 1 << 18  # bytes of a fork's first packet; the limit of Linux is lower
+# Settings that keep imports from starting threads.
 SINGLE = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")}
-# Variables that the interpreter, the C library or a preloaded library reads once, when it starts. A fork that is to have
-# another value executes the interpreter anew.
+# Variables that the interpreter, the C library or a preloaded library reads once, when it starts. A fork that needs
+# another value executes the interpreter again.
 READ_AT_START = ("IPYTHON", "MPL", "MATPLOTLIB", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "PANDAS_", "NPY_")
-# Cells that fill the caches which every kernel would fill for itself, by the module they need.
+# Cells that fill caches which every kernel would otherwise fill itself, by the module that they need.
 WARM_CELLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("IPython", ("1 + 1", "print(end='')", "1 / 0", "x = = 1", "def f(a): return a\nf(1);", "import json, asyncio\n{'a': [json]}",
                  "%pwd", "%time None", "%%time\nNone", "!true", "a = !true", "class A: pass\ntry: A().b\nexcept AttributeError: pass")),
@@ -1363,24 +1367,24 @@ WARM_CELLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def warm(modules: list[str]) -> NoReturn:
-    """Import everything, be forked for as long as the launcher lives, and be a kernel in each fork."""
-    gc.disable()  # it would only move objects about in pages that are to be shared
+    """Import all modules and serve forks until the launcher ends. Each fork becomes a kernel."""
+    gc.disable()  # a collection would write to pages that the forks share
     make_shell()
     environment = dict(ENVIRON)
     ENVIRON.update(SINGLE)
     failed = {name: why for name in modules if (why := preload(name))}
     loaded = [name for name in modules if name not in failed]
-    write(3, b"j" + json.dumps({"not_imported": failed}).encode())  # to the launcher, as `jail::warm::Said`
+    write(3, b"j" + json.dumps({"not_imported": failed}).encode())  # to the launcher: `jail::zygote::ZygoteMessage`
     with pipes_for_output():
         KERNEL.open_streams()
         warm_up(["IPython", *loaded])
     set_environment(environment)
-    set_directory(environment.get("HOME", "/"))  # likely that of the forks
-    held = [f"{threads} threads" for threads in [len(os.listdir("/proc/self/task"))] if threads != 1] + list(descriptors())
-    if held:
-        sys.exit(f"sandpool: no warm interpreter: after importing `{' '.join(loaded)}` it has {', '.join(held)}, which forks cannot share")
+    set_directory(environment.get("HOME", "/"))  # most forks start there
+    surplus = [f"{threads} threads" for threads in [len(os.listdir("/proc/self/task"))] if threads != 1] + list(descriptors())
+    if surplus:
+        sys.exit(f"sandpool: no warm interpreter: after importing `{' '.join(loaded)}` it has {', '.join(surplus)}, which forks cannot share")
     blas, site = blas_setters(), site_code()
-    library = ctypes.PyDLL("/proc/self/fd/4")  # keeps the lock of the interpreter
+    library = ctypes.PyDLL("/proc/self/fd/4")  # a PyDLL call keeps the interpreter's lock
     hooks = [ctypes.cast(getattr(ctypes.pythonapi, f"PyOS_{name}"), ctypes.c_void_p)
              for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child")]
     serve_forks = library.sandpool_zygote_serve
@@ -1396,7 +1400,7 @@ def warm(modules: list[str]) -> NoReturn:
 
 
 def preload(name: str) -> str:
-    """Why it cannot be imported; empty when it is."""
+    """Import a module. Return why it cannot be imported, or an empty text."""
     try:
         importlib.import_module(name)
         return ""
@@ -1408,9 +1412,9 @@ def preload(name: str) -> str:
 
 @contextlib.contextmanager
 def pipes_for_output() -> Iterator[None]:
-    """Descriptors 1 and 2 are pipes, as they will be in a fork: a stream remembers what kind of file it was opened on."""
+    """Make descriptors 1 and 2 pipes, as in a fork, because a stream remembers the kind of file it was opened on."""
     log, (reader, writer) = (dup(1), dup(2)), os.pipe()
-    os.set_blocking(writer, False)  # a cell that writes much loses it
+    os.set_blocking(writer, False)  # output that does not fit is dropped
     for fd in (1, 2):
         dup2(writer, fd)
     yield
@@ -1424,8 +1428,8 @@ def pipes_for_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_figures() -> Iterator[None]:
-    """matplotlib is afterwards as before its first figure. That loads a backend, which changes settings and the shell; it is to
-    do so in the kernel that draws."""
+    """Restore matplotlib to its state before the first figure. Drawing loads a backend, which changes settings and the shell;
+    that has to happen in the kernel that draws."""
     shell, modules = KERNEL.shell, sys.modules
     matplotlib, pyplot = modules["matplotlib"], modules["matplotlib.pyplot"]
     tables = [vars(pyplot), matplotlib.rcParams, matplotlib.rcParamsDefault,
@@ -1434,11 +1438,11 @@ def no_figures() -> Iterator[None]:
     old_tables, old_lists = [dict(table) for table in tables], [items[:] for items in lists]
     yield
     pyplot.close("all")
-    modules["matplotlib.font_manager"]._get_font.cache_clear()  # each has its file open
+    modules["matplotlib.font_manager"]._get_font.cache_clear()  # every cached font keeps its file open
     for table, old in zip(tables, old_tables):
         for name in set(table) - set(old):
             del table[name]
-        dict.update(table, old)  # not the settings' own method, which would check them
+        dict.update(table, old)  # the method of `rcParams` would validate the settings
     for items, old_items in zip(lists, old_lists):
         items[:] = old_items
     modules.pop("matplotlib_inline.backend_inline", None)
@@ -1447,7 +1451,7 @@ def no_figures() -> Iterator[None]:
 
 
 def set_directory(path: str) -> None:
-    """Where the shell says that it was started."""
+    """Set the directory that the shell reports as its start."""
     KERNEL.shell.starting_dir = path
     KERNEL.shell.history_manager.dir_hist[:] = [Path(path)]
 
@@ -1468,60 +1472,59 @@ def warm_up(loaded: list[str]) -> None:
     KERNEL.shell.compile.forget()
     KERNEL.code = ""
     if "ssl" in sys.modules:
-        sys.modules["ssl"].RAND_status()  # OpenSSL makes itself ready, megabytes of it; each fork reseeds
+        sys.modules["ssl"].RAND_status()  # initialises megabytes of OpenSSL's state; each fork reseeds
 
 
 def use_large_pages() -> None:
-    """Have the objects in pages of 2 MB: a fork copies one entry for each, not 512, and that is most of its time. What a fork
-    changes is still its own in pieces of 4 kB. A kernel that cannot do it (before Linux 6.1) says so and nothing is lost."""
+    """Move the objects into pages of 2 MB. A fork then copies one page-table entry instead of 512, which is most of its time;
+    it still copies only pieces of 4 kB when it writes. Linux before 6.1 refuses this, which does no harm."""
     large, small, collapse = 1 << 21, 1 << 12, 25
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         found = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\])?$", maps.read(), re.MULTILINE)
     with open("/proc/self/pagemap", "rb", buffering=0) as entries:
         for start, end in ((int(start, 16), int(end, 16)) for start, end in found):
-            for place in range(-(-start // large) * large, end // large * large, large):
-                entries.seek(place // small * 8)
+            for address in range(-(-start // large) * large, end // large * large, large):
+                entries.seek(address // small * 8)
                 present = sum(top >> 7 for top in entries.read(large // small * 8)[7::8])
-                if present * 10 > large // small * 9:  # what was never used is to stay so
-                    _libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(large), collapse)
+                if present * 10 > large // small * 9:  # unused pages stay unused
+                    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(large), collapse)
 
 
 class MallocInfo(ctypes.Structure):
-    """`struct mallinfo2`."""
+    """The C library's `struct mallinfo2`."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
                                                      "uordblks", "fordblks", "keepcost")]
 
 
 def fill_holes() -> None:
-    """Take, for good, the free places between objects. A fork would put its own objects there, one to a page, and each page
-    is then its own; it gets places in pages where nothing else is."""
-    held: list[Any] = HELD
-    for size, free in free_blocks():
+    """Allocate the free blocks between objects permanently. A fork would put new objects there and thereby copy every page;
+    instead its objects share new pages."""
+    for size, count in free_blocks():
         if size == 16:
-            held.extend(object() for _ in range(free))
+            HELD.extend(object() for _ in range(count))
         elif size == 32:
-            held.extend(map(float, range(free)))
+            HELD.extend(map(float, range(count)))
         else:
-            held.extend(bytes(size - bytes.__basicsize__) for _ in range(free))
+            HELD.extend(bytes(size - bytes.__basicsize__) for _ in range(count))
     if not hasattr(_libc, "mallinfo2"):
         return  # not glibc, or an old one
-    malloc, release, end, told = _libc.malloc, _libc.free, _libc.sbrk, _libc.mallinfo2
-    malloc.restype = end.restype = ctypes.c_void_p
-    malloc.argtypes, release.argtypes, end.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]
-    told.restype = MallocInfo
-    top = end(0) - told().keepcost  # what lies above was never given out
+    malloc, free, sbrk, mallinfo = _libc.malloc, _libc.free, _libc.sbrk, _libc.mallinfo2
+    malloc.restype = sbrk.restype = ctypes.c_void_p
+    malloc.argtypes, free.argtypes, sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]
+    mallinfo.restype = MallocInfo
+    top = sbrk(0) - mallinfo().keepcost  # no block above was ever allocated
     for size in (*range(120_000, 1 << 12, -2048), *range(1 << 12, 16, -16)):
         while (block := malloc(size)) is not None and block < top:
             pass
-        release(block)
+        free(block)
 
 
 HELD: list[Any] = []
 
 
 def free_blocks() -> list[tuple[int, int]]:
-    """Of CPython's allocator of small objects, which tells them only as text, on descriptor 2: (size, how many)."""
+    """Return size and number of the free blocks of CPython's small-object allocator, which reports them only as text on 2."""
     kept, report = dup(2), os.memfd_create("report", os.MFD_CLOEXEC)
     dup2(report, 2)
     sys._debugmallocstats()  # type: ignore[attr-defined]
@@ -1534,15 +1537,15 @@ def free_blocks() -> list[tuple[int, int]]:
 
 
 def descriptors() -> Iterator[str]:
-    """What is open beside 0 to 4."""
+    """Return descriptions of the open descriptors besides 0 to 4."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
             if int(name) > 4:
                 yield f"`{os.readlink(f'/proc/self/fd/{name}')}` open"
 
 
 def set_environment(wanted: dict[str, str]) -> None:
-    """Only what differs is touched."""
+    """Make the environment equal to `wanted`, changing only variables that differ."""
     for name in [name for name in ENVIRON if name not in wanted]:
         del ENVIRON[name]
     for name, value in wanted.items():
@@ -1551,7 +1554,7 @@ def set_environment(wanted: dict[str, str]) -> None:
 
 
 def blas_setters() -> list[Callable[[int], Any]]:
-    """The functions that set the number of threads, of each OpenBLAS that was loaded."""
+    """Return the functions of all loaded OpenBLAS libraries that set the number of threads."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "openblas" in line}
     libraries = [ctypes.CDLL(path) for path in sorted(paths)]
@@ -1560,7 +1563,7 @@ def blas_setters() -> list[Callable[[int], Any]]:
 
 
 def blas_threads(env: dict[str, str]) -> int:
-    """As OpenBLAS itself would choose."""
+    """Return the number of threads that OpenBLAS itself would choose."""
     cores = len(os.sched_getaffinity(0))
     for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         if env.get(name, "").isdecimal() and int(env[name]) > 0:
@@ -1569,26 +1572,26 @@ def blas_threads(env: dict[str, str]) -> int:
 
 
 def site_code() -> Any:
-    """What the runtime does at each start of Python."""
+    """Return the code that the runtime executes at each start of Python."""
     module = sys.modules.get("_sandpool_site")
     return module.__loader__.get_code("_sandpool_site") if module is not None else None  # type: ignore[union-attr]
 
 
 def adopt(channel: int, blas: list[Callable[[int], Any]], site: Any) -> None:
-    """In a fork, all restrictions in force: take what makes it a kernel of its sandbox, and be like one that was executed."""
+    """Turn a fork, which is already confined, into a kernel of its sandbox that equals an executed one."""
     KERNEL.pid = getpid()
     guest = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, channel)
     packet, ancillary, _, _ = guest.recvmsg(PACKET_LIMIT, _socket.CMSG_SPACE(16))
     guest.close()
     if not packet:
-        os._exit(0)  # never needed
-    place([number for _, _, data in ancillary for number in memoryview(data).cast("i")])
-    told, _ = scan_json(packet.decode("utf-8"), 0)
+        os._exit(0)  # the guest does not need this fork
+    place_descriptors([number for _, _, data in ancillary for number in memoryview(data).cast("i")])
+    equipment, _ = scan_json(packet.decode("utf-8"), 0)
     try:
-        os.chdir(told["cwd"])
+        os.chdir(equipment["cwd"])
     except OSError as e:
         lost(f"the kernel's working directory: {os.strerror(e.errno or 0)}")
-    adopt_environment(told["env"], blas)
+    adopt_environment(equipment["env"], blas)
     reseed()
     if site is not None:
         exec(site, {})
@@ -1605,10 +1608,10 @@ def adopt_environment(env: dict[str, str], blas: list[Callable[[int], Any]]) -> 
     env.setdefault("MPLBACKEND", INLINE_BACKEND)
     before = dict(ENVIRON)
     if has_packages(env):
-        execute_anew(env)  # one of them may be another version of what is imported here
+        execute_again(env)  # a package may be another version of a module that is imported here
     if env != before:
         if any(name.startswith(READ_AT_START) and before.get(name) != env.get(name) for name in before | env):
-            execute_anew(env)
+            execute_again(env)
         set_environment(env)
         if env.get("TZ") != before.get("TZ"):
             tzset()
@@ -1618,8 +1621,8 @@ def adopt_environment(env: dict[str, str], blas: list[Callable[[int], Any]]) -> 
         KERNEL.at_import = lambda: [set_threads(blas_threads(env)) for set_threads in blas]
 
 
-def place(numbers: list[int]) -> None:
-    """The four descriptors that came, where the protocol has them, and nothing to read at 0."""
+def place_descriptors(numbers: list[int]) -> None:
+    """Give the four received descriptors the numbers of the protocol, and open `/dev/null` as 0."""
     if len(numbers) != 4:
         lost("the kernel got no pipes")
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (os.open(os.devnull, os.O_RDONLY), *numbers)]
@@ -1629,22 +1632,22 @@ def place(numbers: list[int]) -> None:
         close(fd)
 
 
-def execute_anew(env: dict[str, str]) -> NoReturn:
-    """A cold kernel after all, in the same process."""
+def execute_again(env: dict[str, str]) -> NoReturn:
+    """Become a cold kernel in the same process."""
     argv = sys.orig_argv[:sys.orig_argv.index("--warm")]
     os.execve(sys.executable, argv, {**env, "KREQ": "3", "KEVT": "4"})
 
 
 def reseed() -> None:
-    """Make the generators of this fork its own, beside `random`, which CPython reseeds; the seed of `hash()` cannot be."""
+    """Reseed the random generators of this fork except `random`, which CPython reseeds. The seed of `hash()` cannot change."""
     tempfile.tempdir = None
     tempfile._name_sequence = None  # type: ignore[attr-defined]
     if "numpy.random" in sys.modules:
-        # Its `seed()` makes a generator to seed the generator; this is the whole state.
+        # `seed()` would create another generator for this; setting the whole state is faster.
         key = sys.modules["numpy"].frombuffer(os.urandom(624 * 4), "uint32")
         sys.modules["numpy.random"].set_state(("MT19937", key, 623))
     if "ssl" in sys.modules:
-        # OpenSSL knows a fork by its pid, which is the same in every sandbox.
+        # OpenSSL detects a fork by its pid, which is the same in every sandbox.
         sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)
     if "uuid" in sys.modules:
         sys.modules["uuid"]._node = sys.modules["uuid"]._last_timestamp = None
@@ -1657,7 +1660,7 @@ def reseed() -> None:
 
 
 def serve(req: int = 3, evt: int = 4) -> NoReturn:
-    """Take requests until the guest closes the pipe. Never returns."""
+    """Serve requests until the guest closes the pipe. This function never returns."""
     kernel = KERNEL
     kernel.req, kernel.evt, kernel.pid, kernel.main = req, evt, getpid(), get_ident()
     for fd in (req, evt):
@@ -1679,20 +1682,20 @@ def serve(req: int = 3, evt: int = 4) -> NoReturn:
             request, _ = scan_json(line, 0)
             if request["t"] == "run":
                 kernel.run(request["n"], request["code"], request.get("env"))
-    except BaseException as e:  # the driver itself is broken: no answer is better than a wrong one
+    except BaseException as e:  # the driver is broken, and no answer is better than a wrong one
         lost(f"the kernel failed: {type_name(e)}")
-    os._exit(0)  # no exit handlers: the cell's own may block
+    os._exit(0)  # exit handlers of the cells may block, so none runs
 
 
 def request_lines(fd: int) -> Iterator[str]:
     parts: list[bytes] = []
     while True:
         try:
-            data = read(fd, 65536)  # what a pipe holds; more would be mapped anew for each read
+            data = read(fd, 65536)  # the size of a pipe; a larger buffer would be mapped again for each read
         except OSError as e:
             lost(f"the kernel's request pipe is gone: {os.strerror(e.errno or 0)}")
         except BaseException:
-            continue  # a signal handler of the user's raised between cells
+            continue  # a signal handler of the user raised between cells
         if getpid() != KERNEL.pid:
             os._exit(0)
         if not data:

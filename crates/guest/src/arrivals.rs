@@ -19,11 +19,12 @@ use jail::zygote::Arrival;
 
 pub(crate) use jail::zygote::Fork;
 
-/// Processes that have arrived and have not been taken. Nothing waits for an arrival: the launcher reports it before
-/// anybody asks the guest for it.
+/// Processes that have arrived and have not been taken. Nothing waits for an arrival: the launcher sends the process
+/// before the host asks the guest for it.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
-    way: Option<OwnedFd>,
+    /// Socket on which the launcher hands processes over, if it does.
+    channel: Option<OwnedFd>,
     kernels: VecDeque<Fork>,
     driver: Option<Driver>,
 }
@@ -40,9 +41,9 @@ pub(crate) struct Driver {
 }
 
 impl Arrivals {
-    /// Creates an empty queue. `way` is the socket on which the launcher hands processes over, if it does.
-    pub(crate) fn new(way: Option<OwnedFd>) -> Self {
-        Self { way, ..Self::default() }
+    /// Creates an empty queue for the processes that arrive on `channel`.
+    pub(crate) fn new(channel: Option<OwnedFd>) -> Self {
+        Self { channel, ..Self::default() }
     }
 
     /// Takes the oldest kernel.
@@ -54,13 +55,13 @@ impl Arrivals {
     /// Takes the newest driver. A driver that arrived before it has ended, or ends because its channel closes.
     pub(crate) fn take_driver(&mut self) -> io::Result<Driver> {
         let refused = self.receive();
-        self.driver.take().ok_or_else(|| refused.err().unwrap_or_else(|| absent("driver of a browser")))
+        self.driver.take().ok_or_else(|| refused.err().unwrap_or_else(|| absent("browser driver")))
     }
 
     fn receive(&mut self) -> io::Result<()> {
-        let way = self.way.as_ref().ok_or_else(|| io::Error::other("nothing is put into this sandbox"))?;
+        let channel = self.channel.as_ref().ok_or_else(|| io::Error::other("this guest has no launcher"))?;
         loop {
-            match Arrival::receive(way) {
+            match Arrival::receive(channel) {
                 Ok(Arrival::Kernel(fork)) => self.kernels.push_back(fork),
                 Ok(Arrival::Driver(Fork { pid, process, channel }, leash)) => {
                     self.driver = Some(Driver { pid, process, channel: channel.into(), leash });
@@ -83,7 +84,7 @@ struct Equipment<'a> {
     cwd: &'a str,
 }
 
-/// Gives the forked kernel at the other end what a started kernel has from the beginning.
+/// Gives the forked kernel at the other end the environment, directory and descriptors of an executed kernel.
 pub(crate) fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str, fds: &ChildFds) -> io::Result<()> {
     let packet = serde_json::to_vec(&Equipment { env, cwd })?;
     let rights: Vec<BorrowedFd<'_>> = fds.iter().map(|(_, fd)| fd.as_fd()).collect();
@@ -95,12 +96,12 @@ pub(crate) fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     match rustix::net::sendmsg(channel, &[IoSlice::new(&packet)], &mut control, flags) {
         Ok(_) => Ok(()),
-        Err(error) => Err(last_words(channel).map_or(error.into(), io::Error::other)),
+        Err(error) => Err(failure_reason(channel).map_or(error.into(), io::Error::other)),
     }
 }
 
 /// Returns the reason why the kernel could not be confined, if it sent one.
-pub(crate) fn last_words(channel: &OwnedFd) -> Option<String> {
+pub(crate) fn failure_reason(channel: &OwnedFd) -> Option<String> {
     let mut text = [0; 1024];
     let (got, _) = rustix::net::recv(channel, &mut text, RecvFlags::DONTWAIT).ok()?;
     (got > 0).then(|| String::from_utf8_lossy(&text[..got]).into_owned())

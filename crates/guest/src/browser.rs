@@ -21,7 +21,7 @@ use crate::uploads::{Copy, Uploads};
 
 /// Time from the start of the browser to its blank page. The driver itself gives up earlier.
 const START: Duration = Duration::from_secs(35);
-/// Maximum delay of a reply after the time at which the driver was told to give it.
+/// Time after the deadline of an action within which the driver has to reply.
 const LATE: Duration = Duration::from_secs(2);
 /// Time that the driver gets to end after its channel has closed.
 const ENDING: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ pub(crate) struct BrowserDriver {
     open: Option<OpenAction>,
     /// Time at which the driver is killed.
     until: Option<Instant>,
-    /// Whether the host knows that the driver has ended.
+    /// Whether the end of the driver was reported to the host.
     reported: bool,
 }
 
@@ -80,7 +80,7 @@ impl BrowserDriver {
             until: Some(now + START),
             reported: false,
         };
-        browser.say(&ToDriver::Start { spec });
+        browser.send_request(&ToDriver::Start { spec });
         Ok(browser)
     }
 
@@ -136,7 +136,7 @@ impl BrowserDriver {
     fn submit(&mut self, call: u64, ask: BrowserAction, after: Duration, uploads: Option<String>, now: Instant) {
         self.open = Some(OpenAction { call, stage: Stage::Browsing });
         self.until = Some(now + after + LATE);
-        self.say(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads });
+        self.send_request(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads });
     }
 
     /// Continues copying for a call that needs files.
@@ -148,12 +148,12 @@ impl BrowserDriver {
             Ok(true) => {
                 if let Some(OpenAction { stage: Stage::Copying { copy, ask, after }, .. }) = self.open.take() {
                     let directory = uploads.keep(copy.directory);
-                    self.submit(call, named(ask, &copy.names), after, Some(directory), now);
+                    self.submit(call, with_names(ask, &copy.names), after, Some(directory), now);
                 }
             }
-            Err(refused) => {
+            Err(failure) => {
                 self.open = None;
-                refused.tell(call, host);
+                failure.send(call, host);
             }
         }
     }
@@ -192,7 +192,7 @@ impl BrowserDriver {
         }
     }
 
-    fn say(&mut self, message: &ToDriver) {
+    fn send_request(&mut self, message: &ToDriver) {
         self.number += 1;
         self.encode(self.number, message);
     }
@@ -233,7 +233,7 @@ impl BrowserDriver {
                 match self.decoder.next_frame() {
                     // A frame that is not a reply to the open request shows that the browser is no longer controlled by
                     // our driver.
-                    Ok(Some(frame)) if !self.pass_on(&frame, host) => return self.distrust(now, host),
+                    Ok(Some(frame)) if !self.forward(&frame, host) => return self.distrust(now, host),
                     Ok(Some(_)) => {}
                     Err(_) => return self.distrust(now, host),
                     Ok(None) => break,
@@ -243,7 +243,7 @@ impl BrowserDriver {
     }
 
     /// Forwards a reply to the host. Returns whether the frame was a reply to the open request.
-    fn pass_on(&mut self, frame: &Frame, host: &mut Host) -> bool {
+    fn forward(&mut self, frame: &Frame, host: &mut Host) -> bool {
         if frame.kind != FrameKind::Message || frame.call != self.number {
             return false;
         }
@@ -319,8 +319,8 @@ fn failed(message: String) -> FromGuest {
     FromGuest::Failed { failure: GuestFailure::Browser, message }
 }
 
-/// Returns the request with the names that its files have now.
-fn named(ask: BrowserAction, names: &[String]) -> BrowserAction {
+/// Returns the action with the names of the copied files.
+fn with_names(ask: BrowserAction, names: &[String]) -> BrowserAction {
     match ask {
         BrowserAction::Upload { at, .. } => BrowserAction::Upload { at, files: names.to_vec() },
         other => other,

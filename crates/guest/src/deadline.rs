@@ -13,8 +13,8 @@ const NUDGE_AFTER: Duration = Duration::from_millis(100);
 /// the time for it.
 const AGAIN_PARTS: u32 = 8;
 /// Time after the start in which an interrupt may be lost: the kernel may still be reading the cell, and ignores
-/// interrupts meanwhile.
-const SOON: Duration = Duration::from_secs(1);
+/// interrupts until it has read it.
+const EARLY: Duration = Duration::from_secs(1);
 /// Upper bound of deadlines, so that an absurd value does not overflow the clock.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -56,7 +56,7 @@ impl CallDeadline {
         Self { started, ends: started + bounded(deadline.after_ms), grace: bounded(deadline.grace_ms), stop: None }
     }
 
-    /// Stops the call because the host asks for it. If the call is already being stopped, the first reason stays.
+    /// Stops the call because the host cancelled it. If the call is already being stopped, the first reason stays.
     pub(crate) fn cancel(&mut self, now: Instant) {
         self.stop.get_or_insert(Stop::new(Why::Cancelled, now));
     }
@@ -65,9 +65,9 @@ impl CallDeadline {
         now >= self.ends
     }
 
-    /// Returns whether the stop came so soon that its interrupt may be lost.
-    pub(crate) fn stopped_soon(&self) -> bool {
-        self.stop.as_ref().is_some_and(|stop| stop.at < self.started + SOON)
+    /// Returns whether the stop came so early that its interrupt may be lost.
+    pub(crate) fn stopped_early(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.at < self.started + EARLY)
     }
 
     /// Returns the status with which the call ends, if it was stopped.

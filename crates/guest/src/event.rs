@@ -1,5 +1,5 @@
-//! This module parses what a driver sends, one JSON object per line. Anything in the sandbox can write such a line, so
-//! its content is only a claim.
+//! This module parses the events that a driver sends, one JSON object per line. Anything in the sandbox can write such
+//! a line, so its content is only a claim.
 //!
 //! The module knows no pipes. The JSON parser bounds the nesting, and this module bounds the number of values.
 

@@ -88,7 +88,7 @@ impl FileOperations {
     // ---- writing
 
     pub(crate) fn write(&mut self, call: u64, root: Root, path: &str, size: u64, host: &mut Host) {
-        let begun = self.resolve(root, path).and_then(|place| match place {
+        let begun = self.resolve(root, path).and_then(|resolved| match resolved {
             ResolvedPath::Beneath(root, path) => Ok(root.create_file(path)?),
             ResolvedPath::Outputs => {
                 Err(FileFailure::path(format!("`{path}` is kept output, which cannot be written")))
@@ -99,7 +99,7 @@ impl FileOperations {
                 self.writing.insert(call, Writing { file, size, left: size });
                 self.commit_if_whole(call, host);
             }
-            Err(refused) => refused.tell(call, host),
+            Err(failure) => failure.send(call, host),
         }
     }
 
@@ -108,9 +108,9 @@ impl FileOperations {
         let Some(writing) = self.writing.get_mut(&call) else { return Ok(()) };
         writing.left = writing.left.checked_sub(bytes.len() as u64).ok_or(Broken)?;
         if let Err(error) = writing.file.write_all(bytes) {
-            let refused = FileFailure::from(writing.file.explain(&error));
+            let failure = FileFailure::from(writing.file.explain(&error));
             self.writing.remove(&call);
-            refused.tell(call, host);
+            failure.send(call, host);
             return Ok(());
         }
         self.commit_if_whole(call, host);
@@ -124,7 +124,7 @@ impl FileOperations {
         let Some(writing) = self.writing.remove(&call) else { return };
         match writing.file.commit() {
             Ok(()) => host.send(call, &FromGuest::Written { size: writing.size }),
-            Err(error) => FileFailure::from(error).tell(call, host),
+            Err(error) => FileFailure::from(error).send(call, host),
         }
     }
 
@@ -136,7 +136,7 @@ impl FileOperations {
                 host.send(call, &start);
                 self.reading.insert(call, reading);
             }
-            Err(refused) => refused.tell(call, host),
+            Err(failure) => failure.send(call, host),
         }
     }
 
@@ -170,8 +170,8 @@ impl FileOperations {
                 match reading.send_chunk(call, host) {
                     Ok(true) => {}
                     Ok(false) => return false,
-                    Err(refused) => {
-                        refused.tell(call, host);
+                    Err(failure) => {
+                        failure.send(call, host);
                         return false;
                     }
                 }
@@ -195,7 +195,7 @@ impl FileOperations {
 
     fn list_now(&self, list: &List, host: &mut Host) {
         let most = list.max_entries as usize;
-        let listed = self.resolve(list.root, &list.path).and_then(|place| match (place, list.order) {
+        let listed = self.resolve(list.root, &list.path).and_then(|resolved| match (resolved, list.order) {
             (ResolvedPath::Beneath(root, path), ListOrder::Path) => Ok(root.list(path, most)?),
             (ResolvedPath::Beneath(root, path), ListOrder::Newest) => Ok(root.list_newest(path, most)?),
             (ResolvedPath::Outputs, order) => self.list_outputs(&list.path, most, order),
@@ -211,7 +211,7 @@ impl FileOperations {
                 let entries = listing.entries.into_iter().map(entry).take_while(fits).collect();
                 host.send(list.call, &FromGuest::Files { entries, total: listing.total });
             }
-            Err(refused) => refused.tell(list.call, host),
+            Err(failure) => failure.send(list.call, host),
         }
     }
 
@@ -293,7 +293,7 @@ impl FileFailure {
         Self { failure: GuestFailure::NotFound, message: format!("`{path}` does not exist") }
     }
 
-    pub(crate) fn tell(self, call: u64, host: &mut Host) {
+    pub(crate) fn send(self, call: u64, host: &mut Host) {
         host.send(call, &FromGuest::Failed { failure: self.failure, message: self.message });
     }
 }

@@ -31,7 +31,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time between the moment a driver closes its events and its kill. Such a driver is lost; if it is just exiting, this
 /// is long enough to get its exit status.
 const LOST_GRACE: Duration = Duration::from_millis(200);
-/// Interval at which the guest checks whether the kernel was stopped while it runs a cell.
+/// Interval at which the guest checks whether a kernel that runs a cell was stopped by a signal.
 const STOPPED_CHECK: Duration = Duration::from_millis(250);
 /// Minimum time between two checks for damaged volumes.
 const VOLUMES_CHECK: Duration = Duration::from_secs(1);
@@ -152,7 +152,7 @@ impl Kernel {
         Ok(Self::starting(start, process, ends, interrupts))
     }
 
-    /// Adopts a forked kernel, which already exists and waits for what a started kernel has from the beginning.
+    /// Adopts a forked kernel, which already exists and waits for its environment, directory and descriptors.
     pub(crate) fn adopt(fork: Fork, start: KernelStart<'_>, outputs: &Outputs) -> std::io::Result<Self> {
         let spec = start.spec;
         let Fork { pid, process, channel } = fork;
@@ -315,10 +315,10 @@ impl Kernel {
         if matches!(&self.state, KernelState::Starting { until, .. } if now >= *until) {
             self.process.kill();
         }
-        self.keep_time(now, host);
+        self.enforce_deadline(now, host);
     }
 
-    fn keep_time(&mut self, now: Instant, host: &mut Host) {
+    fn enforce_deadline(&mut self, now: Instant, host: &mut Host) {
         let KernelState::Running(run) = &mut self.state else { return };
         if now >= self.stopped_check {
             self.stopped_check = now + STOPPED_CHECK;
@@ -340,7 +340,7 @@ impl Kernel {
             Step::Nudge => match &mut self.interrupts {
                 // The nudge carries the number of the cell, because the cell may be over before the nudge arrives.
                 Some(interrupts) => interrupts.push(&(self.n as u32).to_le_bytes()),
-                None if run.deadline.stopped_soon() => self.process.signal(Signal::INT),
+                None if run.deadline.stopped_early() => self.process.signal(Signal::INT),
                 None => {}
             },
             // Kernels with an interrupt pipe have the nudge instead.
@@ -495,8 +495,8 @@ impl Kernel {
     }
 
     fn stderr_shown(&mut self) -> String {
-        if let Some(words) = self.channel.take().and_then(|channel| arrivals::last_words(&channel)) {
-            return format!(": {words}");
+        if let Some(reason) = self.channel.take().and_then(|channel| arrivals::failure_reason(&channel)) {
+            return format!(": {reason}");
         }
         let [stdout, stderr] = self.streams.take_late();
         let (bytes, _) = if self.merged { stdout } else { stderr };

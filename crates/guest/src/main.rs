@@ -41,7 +41,7 @@ fn run() -> Result<(), String> {
             let seconds = seconds.parse().map_err(|_| format!("`{seconds}` is not a number of seconds"))?;
             GuestConfig { adoption_grace: Duration::from_secs(seconds), ..GuestConfig::default() }
         }
-        _ => return Err("usage: sandpool-guest [--grace SECONDS]".into()),
+        _ => return Err("usage: sandpool-guest [--grace SECONDS | browser | transpile]".into()),
     };
     let listener = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
     let forks = jail::inherited::take_fd(FORKS).ok();
@@ -60,7 +60,7 @@ fn browse() -> Result<(), String> {
 }
 
 fn transpile() -> Result<(), String> {
-    // The message of a panic goes into the answer instead.
+    // The reply contains the message of a panic, so it is not printed.
     std::panic::set_hook(Box::new(|_| {}));
     // Rust's standard output would write line by line.
     let output = std::io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;

@@ -27,7 +27,7 @@ const TAIL: usize = 64 << 10;
 const TRICKLE: usize = 4 << 10;
 /// Time for which the output of a new call is not polled. A call that ends sooner wakes the guest once, at its end, and
 /// its output is read then. The output of a longer call is read from this time on.
-const HUSH: Duration = Duration::from_millis(2);
+const NEW_CALL_PAUSE: Duration = Duration::from_millis(2);
 /// Pause between reads while no call receives the output.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -83,8 +83,8 @@ struct Output {
     draft: Option<Draft>,
     stream: Stream,
     owner: Option<Owner>,
-    held: Vec<u8>,
-    held_since: Option<Instant>,
+    pending: Vec<u8>,
+    pending_since: Option<Instant>,
     quiet_until: Option<Instant>,
     total: u64,
     tail: Tail,
@@ -98,8 +98,8 @@ impl Output {
             draft: None,
             stream,
             owner: None,
-            held: Vec::new(),
-            held_since: None,
+            pending: Vec::new(),
+            pending_since: None,
             quiet_until: None,
             total: 0,
             tail: Tail::default(),
@@ -110,7 +110,7 @@ impl Output {
         self.owner = Some(Owner { call, forward_bytes: share.forward_bytes });
         self.draft = share.keep_over.map(|over| self.outputs.draft(over));
         self.total = 0;
-        self.quiet_until = self.fd.is_some().then(|| now + HUSH);
+        self.quiet_until = self.fd.is_some().then(|| now + NEW_CALL_PAUSE);
     }
 
     fn abandon(&mut self) {
@@ -131,7 +131,7 @@ impl Output {
             }
             host.send_data(self.kind(), owner.call, &bytes);
         }
-        self.held = Vec::new();
+        self.pending = Vec::new();
         self.quiet_until = None;
         let kept = self.draft.take().and_then(|draft| draft.finish(self.stream, self.total));
         (self.total, kept)
@@ -146,7 +146,7 @@ impl Output {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        let flush_at = self.held_since.map(|since| since + CHUNK_AGE);
+        let flush_at = self.pending_since.map(|since| since + CHUNK_AGE);
         [flush_at, self.quiet_until].into_iter().flatten().min()
     }
 
@@ -158,7 +158,7 @@ impl Output {
         if self.quiet_until.take().is_some() && !host.is_full() {
             self.read(now, host);
         }
-        if self.held_since.is_some_and(|since| now >= since + CHUNK_AGE) {
+        if self.pending_since.is_some_and(|since| now >= since + CHUNK_AGE) {
             self.flush(host);
         }
     }
@@ -191,11 +191,11 @@ impl Output {
     }
 
     fn flush(&mut self, host: &mut Host) {
-        self.held_since = None;
+        self.pending_since = None;
         if let Some(owner) = self.owner {
-            host.send_data(self.kind(), owner.call, &self.held);
+            host.send_data(self.kind(), owner.call, &self.pending);
         }
-        self.held.clear();
+        self.pending.clear();
     }
 
     fn read_up_to(&mut self, limit: usize, host: &mut Host) -> usize {
@@ -223,9 +223,9 @@ impl Output {
         if send.is_empty() {
             return;
         }
-        self.held.extend_from_slice(send);
-        self.held_since.get_or_insert_with(Instant::now);
-        if self.held.len() >= CHUNK {
+        self.pending.extend_from_slice(send);
+        self.pending_since.get_or_insert_with(Instant::now);
+        if self.pending.len() >= CHUNK {
             self.flush(host);
         }
     }

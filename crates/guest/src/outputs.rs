@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 use proto::{KeptOutput, MAX_KEPT, Stream};
 use rustix::fs::{Mode, OFlags};
 
-/// Number of bytes of one stream that are held in memory before a file is created for it.
-const HELD: usize = 16 << 10;
+/// Number of bytes of one stream that stay in memory before a file is created for it.
+const IN_MEMORY: usize = 16 << 10;
 /// Maximum size of all kept outputs together. They are also limited to their file system's size divided by
 /// `MOST_OF_VOLUME`.
 const MOST_BYTES: u64 = 256 << 20;
 const MOST_OF_VOLUME: u64 = 4;
 /// Maximum number of kept outputs. Each holds a descriptor.
 const MOST_FILES: usize = 64;
+/// Time for which an output is kept.
 const LIFE: Duration = Duration::from_secs(3600);
 
 /// All kept outputs. Every stream has a handle to them.
@@ -55,7 +56,7 @@ impl Outputs {
     }
 
     pub(crate) fn draft(&self, over: u64) -> Draft {
-        Draft { outputs: self.clone(), over, state: DraftState::Held(Vec::new()), bytes: 0 }
+        Draft { outputs: self.clone(), over, state: DraftState::InMemory(Vec::new()), bytes: 0 }
     }
 
     pub(crate) fn open(&self, name: &str) -> Option<std::io::Result<File>> {
@@ -125,7 +126,7 @@ pub(crate) struct Draft {
 
 #[derive(Debug)]
 enum DraftState {
-    Held(Vec<u8>),
+    InMemory(Vec<u8>),
     Writing(File),
     /// The file is as large as it may be.
     Full(File),
@@ -136,9 +137,9 @@ enum DraftState {
 impl Draft {
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         match &mut self.state {
-            DraftState::Held(held) => {
-                held.extend_from_slice(bytes);
-                if held.len() > HELD {
+            DraftState::InMemory(buffered) => {
+                buffered.extend_from_slice(bytes);
+                if buffered.len() > IN_MEMORY {
                     self.begin_file();
                 }
             }
@@ -152,7 +153,7 @@ impl Draft {
         if total <= self.over {
             return None;
         }
-        if matches!(self.state, DraftState::Held(_)) {
+        if matches!(self.state, DraftState::InMemory(_)) {
             self.begin_file();
         }
         let (DraftState::Writing(file) | DraftState::Full(file)) =
@@ -178,8 +179,8 @@ impl Draft {
     fn begin_file(&mut self) {
         let created = self.outputs.0.borrow().create();
         let next = created.map_or(DraftState::GivenUp, DraftState::Writing);
-        if let DraftState::Held(held) = std::mem::replace(&mut self.state, next) {
-            self.write(&held);
+        if let DraftState::InMemory(buffered) = std::mem::replace(&mut self.state, next) {
+            self.write(&buffered);
         }
     }
 
@@ -269,13 +270,13 @@ mod tests {
     fn little_is_held_in_memory() {
         let outputs = outputs(MOST_BYTES);
         let mut draft = outputs.draft(u64::MAX);
-        for _ in 0..HELD {
+        for _ in 0..IN_MEMORY {
             draft.push(b"x");
         }
-        assert!(matches!(&draft.state, DraftState::Held(held) if held.capacity() <= HELD));
+        assert!(matches!(&draft.state, DraftState::InMemory(buffered) if buffered.capacity() <= IN_MEMORY));
         draft.push(b"x");
         assert!(matches!(draft.state, DraftState::Writing(_)));
-        assert_eq!(draft.bytes, HELD as u64 + 1);
+        assert_eq!(draft.bytes, IN_MEMORY as u64 + 1);
     }
 
     #[test]

@@ -43,12 +43,12 @@ enum PollSource {
     KernelRequests(KernelId),
     JobOutput(JobId, Stream),
     Browser,
-    /// Answers of the transpiler. They are handled in each turn of the loop; this source only wakes it up.
-    TranspilerAnswers,
+    /// The replies of the transpiler. They are handled in each turn of the loop; this source only wakes it up.
+    TranspilerReplies,
     TranspilerRequests,
 }
 
-/// Whether the loop continues.
+/// The decision whether the loop continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     On,
@@ -176,8 +176,8 @@ impl Server {
                 watch(PollSource::Browser, fd, if read { PollFlags::IN | write } else { write });
             }
         }
-        if let Some(fd) = self.transpiler.answers_fd() {
-            watch(PollSource::TranspilerAnswers, fd, PollFlags::IN);
+        if let Some(fd) = self.transpiler.replies_fd() {
+            watch(PollSource::TranspilerReplies, fd, PollFlags::IN);
         }
         if let Some(fd) = self.transpiler.requests_fd() {
             watch(PollSource::TranspilerRequests, fd, PollFlags::OUT);
@@ -248,7 +248,7 @@ impl Server {
                         }
                     }
                 }
-                PollSource::TranspilerAnswers => self.transpiler.note_answer(),
+                PollSource::TranspilerReplies => self.transpiler.note_reply(),
                 PollSource::TranspilerRequests => self.transpiler.write_requests(),
             }
         }
@@ -327,7 +327,7 @@ impl Server {
         let mut info = [0u8; 128 * 4];
         let mut flow = Flow::On;
         while let Ok(read) = rustix::io::read(signals, &mut info) {
-            if info[..read].chunks_exact(128).any(|one| self.ends_us(one)) {
+            if info[..read].chunks_exact(128).any(|one| self.ends_guest(one)) {
                 flow = Flow::End;
             }
         }
@@ -339,7 +339,7 @@ impl Server {
     /// namespace has no pid in it. The pid alone proves nothing, because a sender can write any pid (`rt_sigqueueinfo`)
     /// and signals of the Linux kernel have none (`F_SETOWN`, `F_SETSIG`). But with `SI_USER` the Linux kernel asserts
     /// that the signal came from kill(2): no process can claim it in a signal to another process.
-    fn ends_us(&self, info: &[u8]) -> bool {
+    fn ends_guest(&self, info: &[u8]) -> bool {
         const SI_USER: u32 = 0;
         let word = |at: usize| info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
         let from_outside = word(8) == Some(SI_USER) && word(12) == Some(0);

@@ -2,7 +2,7 @@
 //! for each.
 //!
 //! The child runs beside hostile code and reads hostile code, so the guest survives its death, its silence and its
-//! answers.
+//! replies.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,7 +37,7 @@ struct TranspileJob {
 struct Child {
     process: Process,
     requests: Writer,
-    answers: OwnedFd,
+    replies: OwnedFd,
     received: Vec<u8>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Transpiler {
     waiting: VecDeque<TranspileJob>,
     current: Option<(Client, Instant)>,
     /// Whether the child has sent something or ended.
-    answered: bool,
+    readable: bool,
     /// Number of probes among the cells of each kernel. They are not cells of the user, so the names of the other cells
     /// do not count them.
     probes: BTreeMap<KernelId, u64>,
@@ -55,7 +55,7 @@ pub(crate) struct Transpiler {
 
 impl Transpiler {
     pub(crate) fn new(command: Vec<String>) -> Self {
-        Self { command, child: None, waiting: VecDeque::new(), current: None, answered: false, probes: BTreeMap::new() }
+        Self { command, child: None, waiting: VecDeque::new(), current: None, readable: false, probes: BTreeMap::new() }
     }
 
     /// Starts the child before the first cell. A failure is reported with that cell.
@@ -67,8 +67,8 @@ impl Transpiler {
         self.child.as_mut().map(|child| &mut child.process)
     }
 
-    pub(crate) fn answers_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.child.as_ref().map(|child| child.answers.as_fd())
+    pub(crate) fn replies_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.child.as_ref().map(|child| child.replies.as_fd())
     }
 
     pub(crate) fn requests_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -81,9 +81,9 @@ impl Transpiler {
         }
     }
 
-    /// Records that `answers_fd` is readable.
-    pub(crate) fn note_answer(&mut self) {
-        self.answered = true;
+    /// Records that `replies_fd` is readable.
+    pub(crate) fn note_reply(&mut self) {
+        self.readable = true;
     }
 
     pub(crate) fn wake_at(&self) -> Option<Instant> {
@@ -100,9 +100,9 @@ impl Transpiler {
         self.waiting.push_back(TranspileJob { client, request: transpile::request(SourceCell { number, ..cell }) });
     }
 
-    /// Drops a cell that nobody waits for any more.
+    /// Drops a cell whose run has ended.
     pub(crate) fn forget(&mut self, client: Client) {
-        self.waiting.retain(|work| work.client != client);
+        self.waiting.retain(|job| job.client != client);
         if self.current.is_some_and(|(current, _)| current == client) {
             self.drop_child();
             self.current = None;
@@ -112,10 +112,10 @@ impl Transpiler {
     /// Reads once and begins the next cell if possible. Returns the cells that are finished, successfully or not.
     pub(crate) fn advance(&mut self, now: Instant) -> Vec<(Client, TranspileReply)> {
         let mut finished = Vec::new();
-        if std::mem::take(&mut self.answered)
-            && let Some(answer) = self.read()
+        if std::mem::take(&mut self.readable)
+            && let Some(reply) = self.read()
         {
-            finished.extend(self.current.take().map(|(client, _)| (client, answer)));
+            finished.extend(self.current.take().map(|(client, _)| (client, reply)));
         }
         if let Some((client, until)) = self.current
             && now >= until
@@ -125,37 +125,37 @@ impl Transpiler {
             finished.push((client, TranspileReply::Broken("the transpiler took too long over this code".to_owned())));
         }
         while self.current.is_none() {
-            let Some(work) = self.waiting.pop_front() else { break };
+            let Some(job) = self.waiting.pop_front() else { break };
             match self.ensure_child() {
                 Ok(child) => {
-                    child.requests.push(&work.request);
-                    self.current = Some((work.client, now + LIMIT));
+                    child.requests.push(&job.request);
+                    self.current = Some((job.client, now + LIMIT));
                 }
                 Err(error) => {
                     finished
-                        .push((work.client, TranspileReply::Broken(format!("the transpiler does not start: {error}"))));
+                        .push((job.client, TranspileReply::Broken(format!("the transpiler does not start: {error}"))));
                 }
             }
         }
         finished
     }
 
-    /// Returns the answer to the current cell, once it is complete or can no longer come.
+    /// Returns the reply for the current cell, once it is complete or can no longer come.
     fn read(&mut self) -> Option<TranspileReply> {
         let child = self.child.as_mut()?;
         child.received.reserve(READ);
-        let gone = match rustix::io::read(&child.answers, spare_capacity(&mut child.received)) {
+        let gone = match rustix::io::read(&child.replies, spare_capacity(&mut child.received)) {
             Ok(read) => read == 0,
             Err(Errno::AGAIN | Errno::INTR) => false,
             Err(_) => true,
         };
-        let answer = match transpile::answer_from(&child.received) {
-            // An answer without a request shows that something else controls the child.
+        let reply = match transpile::reply_from(&child.received) {
+            // A reply without a request shows that something else controls the child.
             _ if self.current.is_none() && !child.received.is_empty() => None,
             Ok(None) if !gone => return None,
-            Ok(Some(answer)) => {
+            Ok(Some(reply)) => {
                 child.received = Vec::new();
-                return Some(answer);
+                return Some(reply);
             }
             Ok(None) => Some(TranspileReply::Broken(
                 "the transpiler ended over this code (is it nested very deeply?)".to_owned(),
@@ -163,7 +163,7 @@ impl Transpiler {
             Err(why) => Some(TranspileReply::Broken(format!("the transpiler cannot be understood: {why}"))),
         };
         self.drop_child();
-        answer
+        reply
     }
 
     fn drop_child(&mut self) {
@@ -182,10 +182,10 @@ impl Transpiler {
 impl Child {
     fn start(command: &[String]) -> std::io::Result<Self> {
         let (requests_fd, requests) = pipe_to_child()?;
-        let (answers, answers_fd) = pipe_from_child()?;
-        let fds = vec![(0, requests_fd), (1, answers_fd)];
+        let (replies, replies_fd) = pipe_from_child()?;
+        let fds = vec![(0, requests_fd), (1, replies_fd)];
         let process = Process::start(Launch { argv: command, env: &BTreeMap::new(), cwd: None, fds })?;
         process.offer_to_oom_killer();
-        Ok(Self { process, requests: Writer::new(requests), answers, received: Vec::new() })
+        Ok(Self { process, requests: Writer::new(requests), replies, received: Vec::new() })
     }
 }

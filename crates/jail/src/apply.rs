@@ -1,5 +1,5 @@
-//! Applies a plan in the process that becomes the guest. One loop runs the steps; every error names the step, the
-//! syscall and the path.
+//! This module applies a plan in the process that becomes the guest. One loop runs the steps; every error names the
+//! step, the syscall and the path.
 
 use std::ffi::CString;
 use std::net::SocketAddrV4;

@@ -1,4 +1,4 @@
-//! Opens files that a sandbox can change: beneath a directory and never outside of it.
+//! This module opens files that a sandbox can change: beneath a directory and never outside of it.
 //!
 //! The Linux kernel resolves every path once, against an open directory (`openat2` with `RESOLVE_BENEATH`), and the
 //! opened file is the one that is used. No path is checked by name first, so there is no moment in which a symlink
@@ -190,7 +190,7 @@ impl NewFile {
         if name.len() > 255 {
             return Err(Errno::NAMETOOLONG);
         }
-        // Random, so that sandboxed code cannot claim the name beforehand.
+        // The name is random, so that sandboxed code cannot claim it beforehand.
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let temporary = format!(".sandpool-{:016x}", u64::from_ne_bytes(random));
@@ -206,18 +206,18 @@ impl NewFile {
     /// accepted.
     pub fn commit(mut self) -> Result<()> {
         let name = self.path.file_name().unwrap_or_default();
-        fs::fdatasync(&self.file).map_err(|e| self.refusal(e))?;
-        fs::renameat(&self.parent, self.temporary.as_str(), &self.parent, name).map_err(|e| self.refusal(e))?;
+        fs::fdatasync(&self.file).map_err(|e| self.write_error(e))?;
+        fs::renameat(&self.parent, self.temporary.as_str(), &self.parent, name).map_err(|e| self.write_error(e))?;
         self.committed = true;
-        fs::fsync(&self.parent).map_err(|e| self.refusal(e))
+        fs::fsync(&self.parent).map_err(|e| self.write_error(e))
     }
 
     /// Converts the error of a failed write to an error of this module.
     pub fn explain(&self, failed: &io::Error) -> BeneathError {
-        self.refusal(Errno::from_io_error(failed).unwrap_or(Errno::IO))
+        self.write_error(Errno::from_io_error(failed).unwrap_or(Errno::IO))
     }
 
-    fn refusal(&self, errno: Errno) -> BeneathError {
+    fn write_error(&self, errno: Errno) -> BeneathError {
         let path = || self.path.clone();
         match errno {
             // The volume has free blocks that it may not use, so the disk below it is full.
@@ -294,7 +294,7 @@ impl Walk {
                 below.push(path.clone());
             }
             self.visited += 1;
-            self.take_down(path, &stat);
+            self.record(path, &stat);
             if self.visited >= MAX_VISITED {
                 break;
             }
@@ -302,7 +302,7 @@ impl Walk {
         Ok(below)
     }
 
-    fn take_down(&mut self, path: PathBuf, stat: &Stat) {
+    fn record(&mut self, path: PathBuf, stat: &Stat) {
         let kind = match kind(stat) {
             FileType::RegularFile => EntryKind::File,
             FileType::Directory => EntryKind::Directory,

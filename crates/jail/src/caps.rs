@@ -1,4 +1,4 @@
-//! Drops all capabilities in every set, permanently.
+//! This module drops all capabilities in every set, permanently.
 
 use std::io;
 

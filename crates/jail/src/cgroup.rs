@@ -1,4 +1,4 @@
-//! Memory, CPU and process limits on cgroup v1, on v2, and on both at once.
+//! This module limits memory, processors and processes with cgroup v1, v2, or both at once.
 //!
 //! The server creates a tree `sandpool-<label>/<group>/…/<sandbox>` under its own cgroup of each hierarchy, and never
 //! above that cgroup or its systemd unit: the operator's limits on the server also apply to its sandboxes. A sandbox
@@ -6,9 +6,9 @@
 //! limits of the sandbox apply to both together and those of the browser to the browser alone; the process limit of the
 //! code is the remainder.
 //!
-//! A layout is found by reading alone. To claim one changes a v2 cgroup so that it can hold a tree, and to release it
-//! reverts that. Every path goes through a given file-system root, so that tests can use a
-//! directory to imitate layouts that this machine does not have.
+//! Finding a layout only reads files. Claiming it changes a v2 cgroup so that it can hold a tree, and releasing it
+//! reverts that. Every path goes through a given file-system root, so that tests can imitate layouts that this machine
+//! does not have.
 
 use std::fs;
 use std::io;

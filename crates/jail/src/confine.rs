@@ -1,5 +1,5 @@
-//! The steps by which a process confines itself to a sandbox. The guest applies them at the end of its plan; a process
-//! that forks a child into a running sandbox applies them before the fork.
+//! This module contains the steps by which a process confines itself to a sandbox. The guest applies them at the end of
+//! its plan; a process that forks a child into a running sandbox applies them before the fork.
 //!
 //! Both use one list, so that neither can have more rights than the other. No step mounts anything or needs the
 //! launcher.
@@ -84,12 +84,12 @@ impl fmt::Display for ConfineStep {
 
 impl ConfineStep {
     pub(crate) fn apply(&self) -> Result<(), ApplyError> {
-        let nowhere = Path::new("");
+        let no_path = Path::new("");
         match self {
-            Self::Session => rustix::process::setsid().map(drop).at(Syscall::Setsid, nowhere),
-            Self::DropGroups => rustix::thread::set_thread_groups(&[]).at(Syscall::Setgroups, nowhere),
+            Self::Session => rustix::process::setsid().map(drop).at(Syscall::Setsid, no_path),
+            Self::DropGroups => rustix::thread::set_thread_groups(&[]).at(Syscall::Setgroups, no_path),
             Self::SetIds { id } => set_ids(*id),
-            Self::SessionKeyring => sys::new_session_keyring().at(Syscall::Keyctl, nowhere),
+            Self::SessionKeyring => sys::new_session_keyring().at(Syscall::Keyctl, no_path),
             Self::Rlimits { processes } => {
                 let limits = rlimits::Rlimits { processes: *processes, ..rlimits::Rlimits::default() };
                 limits.apply().map_err(|e| ApplyError::Rlimits(with_sources(&e)))
@@ -166,7 +166,7 @@ pub(crate) fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
     sys::close_all_but(keep).at(Syscall::Dup, Path::new(""))
 }
 
-/// Does the same in a kernel, and takes the steps that remain for it.
+/// Calls `arrive` in a kernel and then applies the steps of `ARRIVAL`.
 pub fn arrive_as_kernel(keep: &[BorrowedFd<'_>]) -> Result<(), String> {
     let confined = arrive(keep).and_then(|()| ARRIVAL.iter().try_for_each(ConfineStep::apply));
     confined.map_err(|error| error.to_string())
@@ -181,7 +181,7 @@ fn step_inside(entry: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, 
     let SandboxEntry { guest, tasks, channel } = entry;
     for tasks in tasks {
         rustix::io::write(&tasks, b"0").at(Syscall::Write, Path::new("tasks"))?;
-        // Closed below together with all other descriptors.
+        // The descriptor is closed below, together with all others.
         let _ = tasks.into_raw_fd();
     }
     sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Syscall::Dup, Path::new(""))?;

@@ -1,4 +1,5 @@
-//! The disk budget: limits how much volumes on disk may still take of the file system that holds their images.
+//! This module implements the disk budget: it limits how much volumes on disk may still take of the file system that
+//! holds their images.
 //!
 //! An image is sparse, so the file system inside it counts on space that the host may not have. When the host runs out
 //! of space, the Linux kernel loses data that it had already accepted from the code. The budget prevents this: the
@@ -41,8 +42,8 @@ pub struct DiskRoom {
 impl DiskRoom {
     /// Measures the file system of `dir`. If `dir` does not exist yet, its nearest existing ancestor is used.
     pub fn of(dir: &Path, keep: KeepFree) -> io::Result<Self> {
-        let there = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-        let found = statvfs(there)?;
+        let existing = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        let found = statvfs(existing)?;
         let (free, total) = (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize);
         Ok(Self { free, keep: keep.of(total) })
     }
@@ -72,8 +73,9 @@ const GRAIN: u64 = 1 << 20;
 const CALM: Duration = Duration::from_secs(1);
 const BUSY: Duration = Duration::from_millis(250);
 const TIGHT: Duration = Duration::from_millis(50);
-/// Examining all volumes may take a twentieth of the launcher's time. A single slow check (for example while the disk
-/// syncs) delays the next one by no more than [`LONGEST`], or volumes would be refused space that is available.
+/// Minimum interval after a check, as a multiple of the time that the check took: the checks use at most a twentieth of
+/// the launcher's time. A slow check (for example while the disk syncs) delays the next one by no more than
+/// [`LONGEST`], or volumes would be refused space that is available.
 const COST: u32 = 20;
 const LONGEST: Duration = Duration::from_secs(1);
 /// Interval at which freed space is reclaimed from the images when little is left.
@@ -132,7 +134,7 @@ impl Budget {
         let Some(size) = device_size(device) else { return Err(format!("/dev/loop{} has no size", device.number)) };
         let volume = Volume { size, at, stat, reserved: None, unused_inodes: u64::MAX };
         // A volume that was parked may still have the reservation of its last use.
-        let _ = reserve(device, volume.usual());
+        let _ = reserve(device, volume.default_reservation());
         self.volumes.insert(device, volume);
         self.next.get_or_insert_with(|| Instant::now() + CALM);
         let give = self.pool / 2;
@@ -190,13 +192,13 @@ impl Budget {
     /// soon.
     fn balance(&mut self) -> Option<Duration> {
         let begun = Instant::now();
-        let wait = self.share_out();
+        let wait = self.divide();
         self.next = Some(Instant::now() + wait.unwrap_or(TIGHT).max((begun.elapsed() * COST).min(LONGEST)));
         wait
     }
 
     /// Divides the space and returns the time until the next check, or `None` if that is impossible now.
-    fn share_out(&mut self) -> Option<Duration> {
+    fn divide(&mut self) -> Option<Duration> {
         let room = DiskRoom::of(&self.dir, self.keep).ok()?;
         let _turn = self.ledger.turn()?;
         let others = self.ledger.others();
@@ -208,10 +210,10 @@ impl Budget {
             self.unbacked = 0;
             self.volumes.iter_mut().for_each(|(device, volume)| volume.release(*device));
             self.pool = (above - sizes) / 2;
-            self.ledger.tell(LedgerEntry { bytes: sizes + self.pool, volumes: count });
+            self.ledger.publish(LedgerEntry { bytes: sizes + self.pool, volumes: count });
             return Some(CALM);
         }
-        let seen: BTreeMap<Device, u64> =
+        let free_bytes: BTreeMap<Device, u64> =
             self.volumes.iter().filter_map(|(device, volume)| Some((*device, volume.free(*device)?))).collect();
         // Data that was accepted inside and is not in the images yet will still take free space. A volume cannot have
         // more of it than it has in use, or than waits in the memory of its sandbox.
@@ -219,7 +221,7 @@ impl Budget {
             .volumes
             .iter()
             .map(|(device, volume)| {
-                let used = volume.size.saturating_sub(seen.get(device).copied().unwrap_or(0));
+                let used = volume.size.saturating_sub(free_bytes.get(device).copied().unwrap_or(0));
                 used.min(volume.unwritten().unwrap_or(u64::MAX))
             })
             .sum();
@@ -236,15 +238,15 @@ impl Budget {
         // An eighth stays available to new volumes, and another server's volumes count as much as ours.
         let fair = room.above_floor() / (others.volumes + count).max(1) * count;
         let budget = (rest - rest / 8).min(fair);
-        let shares = shares(budget, &seen.values().copied().collect::<Vec<_>>());
-        for ((device, free), share) in seen.iter().zip(&shares) {
+        let shares = shares(budget, &free_bytes.values().copied().collect::<Vec<_>>());
+        for ((device, free), share) in free_bytes.iter().zip(&shares) {
             if let Some(volume) = self.volumes.get_mut(device) {
                 volume.limit(*device, *free, *share);
             }
         }
         self.pool = rest / 8;
         let bytes = under_way + shares.iter().sum::<u64>() + self.pool;
-        self.ledger.tell(LedgerEntry { bytes, volumes: count });
+        self.ledger.publish(LedgerEntry { bytes, volumes: count });
         Some(if shares.iter().any(|share| *share < PLENTY) { TIGHT } else { BUSY })
     }
 
@@ -282,7 +284,7 @@ impl Volume {
 
     /// Lets code take `headroom` of the free bytes. Returns false if the Linux kernel does not allow the reservation.
     fn limit(&mut self, device: Device, free: u64, headroom: u64) -> bool {
-        let wanted = free.saturating_sub(headroom).max(self.usual());
+        let wanted = free.saturating_sub(headroom).max(self.default_reservation());
         // A small increase can wait; a decrease cannot.
         if self.reserved.is_some_and(|now| now == wanted || (wanted < now && now - wanted < GRAIN)) {
             return true;
@@ -295,13 +297,13 @@ impl Volume {
     }
 
     fn release(&mut self, device: Device) {
-        if self.reserved.is_some() && reserve(device, self.usual()) {
+        if self.reserved.is_some() && reserve(device, self.default_reservation()) {
             self.reserved = None;
         }
     }
 
     /// Returns what ext4 reserves by default: 2 %, at most 4096 blocks.
-    fn usual(&self) -> u64 {
+    fn default_reservation(&self) -> u64 {
         (self.size / 50).min(4096 * BLOCK)
     }
 }
@@ -330,9 +332,9 @@ fn waiting(stat: &str) -> Option<u64> {
     Some(value(["total_dirty", "file_dirty"])? + value(["total_writeback", "file_writeback"])?)
 }
 
-/// Returns the bytes of unused inode tables that the space above the floor, `above`, has to leave to them. Most volumes
-/// never fill theirs, so half of the floor may back them (`backed`) when there are many of them. What it cannot hold is
-/// counted however little is left, or code that fills the disk and then the tables would take all of it.
+/// Returns how many bytes the space above the floor, `above`, has to set aside for unused inode tables. Most volumes
+/// never fill theirs, so half of the floor may back them (`backed`). The bytes that it cannot back are counted even if
+/// little is left above the floor, or code that fills the disk and then the tables would take the whole floor.
 fn counted_tables(tables: u64, backed: u64, above: u64) -> u64 {
     tables.saturating_sub(backed).max(tables.min(above / 4))
 }
@@ -396,7 +398,7 @@ impl Ledger {
         sum
     }
 
-    fn tell(&mut self, entry: LedgerEntry) {
+    fn publish(&mut self, entry: LedgerEntry) {
         if self.own.is_none() {
             let own = open(&self.dir.join(&self.name)).ok();
             self.own = own.filter(|own| flock(own, FlockOperation::NonBlockingLockExclusive).is_ok());
@@ -489,15 +491,15 @@ mod tests {
         let turn = one.turn().unwrap();
         assert!(two.turn().is_none(), "one at a time");
         drop(turn);
-        one.tell(LedgerEntry { bytes: 1000, volumes: 2 });
-        one.tell(LedgerEntry { bytes: 10, volumes: 1 });
-        two.tell(LedgerEntry { bytes: 5, volumes: 1 });
+        one.publish(LedgerEntry { bytes: 1000, volumes: 2 });
+        one.publish(LedgerEntry { bytes: 10, volumes: 1 });
+        two.publish(LedgerEntry { bytes: 5, volumes: 1 });
         assert_eq!(three.others(), LedgerEntry { bytes: 15, volumes: 2 });
         assert_eq!(two.others(), LedgerEntry { bytes: 10, volumes: 1 });
         one.close();
         // A killed server releases its lock and leaves its file.
         two.own = None;
-        three.tell(LedgerEntry { bytes: 1, volumes: 1 });
+        three.publish(LedgerEntry { bytes: 1, volumes: 1 });
         assert_eq!(three.others(), LedgerEntry::default());
         assert_eq!(ledger("four").others(), LedgerEntry { bytes: 1, volumes: 1 });
         fs::remove_dir_all(dir).unwrap();

@@ -1,4 +1,5 @@
-//! Puts a browser driver into a running sandbox: the guest's own program, as another user, in a separate cgroup.
+//! This module puts a browser driver into a running sandbox: the guest's own program, as another user, in a separate
+//! cgroup.
 //!
 //! This takes four processes, of which one stays. The helper is the launcher's child and never enters the sandbox; it
 //! kills the remains of an earlier browser. The helper's child starts in the browser's cgroup, joins the namespaces and
@@ -41,7 +42,7 @@ pub(crate) struct DriverSpec {
     /// The browser's cgroups and the previous driver. That driver, and every process still in the cgroups, is killed
     /// first.
     pub part: CgroupPart,
-    pub former: Option<OwnedFd>,
+    pub previous: Option<OwnedFd>,
     /// The v2 cgroup in which the driver starts, and the `tasks` files of the v1 cgroups that it joins by itself.
     pub v2: Option<OwnedFd>,
     pub tasks: Vec<OwnedFd>,
@@ -77,6 +78,7 @@ struct PendingDriver {
     control: OwnedFd,
     /// The guest's end of the connection to the driver.
     channel: OwnedFd,
+    /// Pipe that ends the driver when its last writer is closed.
     leash: OwnedFd,
     until: Instant,
     made: Option<(u32, OwnedFd)>,
@@ -92,15 +94,18 @@ pub(crate) struct PendingDrivers {
 impl PendingDrivers {
     /// Starts a driver and registers its reports in `epoll`. Returns the helper process, which the caller has to reap.
     pub(crate) fn begin(&mut self, epoll: &OwnedFd, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
-        if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.sandbox == wanted.sandbox) {
+        if self.entries.iter().any(|entry| entry.sandbox == wanted.sandbox) {
             return Err(io::Error::other("a browser is being started already"));
+        }
+        if self.entries.len() >= AT_ONCE {
+            return Err(io::Error::other(format!("{AT_ONCE} browsers are being started already; try again")));
         }
         let (ours, control) = wire::connection()?;
         let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (leash_end, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let (request, sandbox) = (wanted.request, wanted.sandbox);
         Token::Driver.watch(epoll, &ours)?;
-        let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &held))?;
+        let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &leash_end))?;
         // Nothing may fail from here on, because the new process has to be recorded.
         let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
         self.entries.push(PendingDriver {
@@ -170,11 +175,11 @@ fn help(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
 }
 
 fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) -> Result<(), String> {
-    let DriverSpec { guest, program, part, former, v2, tasks, steps, .. } = wanted;
+    let DriverSpec { guest, program, part, previous, v2, tasks, steps, .. } = wanted;
     let failed = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
     let keep: Vec<_> = [&guest, &program, control, &channel, leash]
         .into_iter()
-        .chain(&former)
+        .chain(&previous)
         .chain(&v2)
         .chain(&tasks)
         .map(AsFd::as_fd)
@@ -182,14 +187,14 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
     sys::separate_child(&keep).map_err(failed("descriptors"))?;
     apply::ordinary_priority().map_err(|e| e.to_string())?;
     process::set_not_dumpable().map_err(|e| e.to_string())?;
-    if let Some(former) = &former {
-        let _ = pidfd_send_signal(former, Signal::KILL);
+    if let Some(previous) = &previous {
+        let _ = pidfd_send_signal(previous, Signal::KILL);
     }
     if !part.kill() {
-        return Err("the browser before it does not end".into());
+        return Err("the previous browser does not end".into());
     }
     if part.is_empty() {
-        end_by_uid(&guest, &steps)?;
+        kill_by_uid(&guest, &steps)?;
     }
     let enter = || {
         let entry = SandboxEntry { guest, tasks, channel };
@@ -203,19 +208,19 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
 }
 
 /// Kills the previous browser by its uid if no cgroup identifies its processes, unless it shares the uid of the code.
-fn end_by_uid(guest: &OwnedFd, steps: &[ConfineStep]) -> Result<(), String> {
-    let own = ConfineStep::SetIds { id: BROWSER };
-    if !steps.contains(&own) {
+fn kill_by_uid(guest: &OwnedFd, steps: &[ConfineStep]) -> Result<(), String> {
+    let browser_id = ConfineStep::SetIds { id: BROWSER };
+    if !steps.contains(&browser_id) {
         return Ok(());
     }
-    let failed = |e: rustix::io::Errno| format!("the browser before it does not end: {e}");
+    let failed = |e: rustix::io::Errno| format!("the previous browser does not end: {e}");
     let wait = |pid| waitpid(Some(pid), WaitOptions::empty()).map(drop);
     match sys::fork().map_err(failed)? {
         Some(pid) => wait(pid).map_err(failed),
         None => {
             // Drop the capabilities first: with them the kill would also reach the processes of the code.
-            let held = [own, ConfineStep::DropCapabilities];
-            let entered = confine::join(guest).is_ok() && held.iter().all(|step| step.apply().is_ok());
+            let steps = [browser_id, ConfineStep::DropCapabilities];
+            let entered = confine::join(guest).is_ok() && steps.iter().all(|step| step.apply().is_ok());
             if entered && process::set_not_dumpable().is_ok() {
                 // The target processes are visible only from inside the pid namespace.
                 match sys::fork() {
@@ -235,8 +240,8 @@ const FAILED: i32 = 70;
 /// Runs in the confined process: forks the intermediate process, waits for it and exits. Returns only on failure.
 fn bring_in(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String> {
     match sys::fork().map_err(|e| format!("fork into the sandbox: {e}"))? {
-        Some(between) => {
-            let _ = waitpid(Some(between), WaitOptions::empty());
+        Some(intermediate) => {
+            let _ = waitpid(Some(intermediate), WaitOptions::empty());
             sys::leave(0)
         }
         None => {

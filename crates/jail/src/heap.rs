@@ -1,4 +1,4 @@
-//! Tunes how the allocator of this process returns memory to the system.
+//! This module tunes how the allocator of this process returns memory to the system.
 
 /// Minimum size of a block that gets a separate mapping.
 const LARGE: libc::c_int = 512 << 10;
@@ -13,7 +13,7 @@ const LOOSE: libc::c_int = 4 << 20;
 pub fn return_large_blocks() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_MMAP_THRESHOLD, LARGE), (libc::M_TRIM_THRESHOLD, LOOSE)] {
-        // SAFETY: takes two numbers, touches no memory of ours, and locks the allocator while it changes its
+        // SAFETY: the call takes two numbers, touches no memory of ours, and locks the allocator while it changes its
         // parameters.
         unsafe { libc::mallopt(parameter, value) };
     }
@@ -22,7 +22,7 @@ pub fn return_large_blocks() {
 /// Returns whole pages that are free inside the heaps to the system.
 pub fn return_free_pages() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes a number, and locks each heap of the allocator while it looks through it.
+    // SAFETY: the call takes a number, and locks each heap of the allocator while it looks through it.
     unsafe {
         libc::malloc_trim(0)
     };

@@ -1,4 +1,5 @@
-//! The identity of a sandbox on the host: modes, id maps, and the slots that keep two servers from sharing a uid.
+//! This module determines the identity of a sandbox on the host: modes, id maps, and the slots that keep two servers
+//! from sharing a uid.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Provides our programs as immutable descriptors, for roots that do not contain them.
+//! This module provides our programs as immutable descriptors, for roots that do not contain them.
 
 use std::fs::File;
 use std::io::{self, Write};

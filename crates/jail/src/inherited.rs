@@ -1,8 +1,6 @@
-//! Takes over what a process inherits from the process that started it: descriptors by number, and signals as a
-//! descriptor.
+//! This module takes over what a process inherits from its parent: descriptors by number, and signals as a descriptor.
 //!
-//! This module does not know the purpose of the descriptors.
-#![allow(unsafe_code, reason = "raw descriptors and signal masks have no safe interface")]
+//! It does not know the purpose of the descriptors.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -26,7 +24,7 @@ pub fn take_fd(number: RawFd) -> io::Result<OwnedFd> {
 /// This is for single-threaded programs. Children inherit the mask: see [`unblock_in_child`].
 pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     let set = signal_set(signals);
-    // SAFETY: `set` is an initialised signal set; the old mask is not asked for.
+    // SAFETY: `set` is an initialised signal set; the old mask is not requested.
     let blocked = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
     if blocked != 0 {
         return Err(io::Error::from_raw_os_error(blocked));

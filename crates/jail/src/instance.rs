@@ -1,5 +1,5 @@
-//! The directory of a running server. It is locked while the server lives, and the next server uses it to clean up
-//! afterwards.
+//! This module manages the directory of a running server. The directory is locked while the server lives; the next
+//! server uses it to clean up afterwards.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Instance {
 
 /// The record in the instance's directory: the top directories of its cgroup trees, whose names are unique.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Owned {
+struct InstanceRecord {
     cgroups: Vec<PathBuf>,
 }
 
@@ -37,30 +37,30 @@ pub(crate) fn random_name() -> io::Result<String> {
 }
 
 impl Instance {
-    /// Destroys the orphans of dead servers and creates the directory. With `exclusive`, fails if another server lives
-    /// here.
+    /// Destroys the orphans of dead servers and creates the directory. With `exclusive`, fails if another server uses
+    /// the state directory.
     pub(crate) fn open(state_dir: &Path, name: &str, exclusive: bool, cgroups: Vec<PathBuf>) -> io::Result<Self> {
         private_dir(state_dir)?;
-        let server = if exclusive { Some(sole(state_dir)?) } else { None };
+        let server = if exclusive { Some(lock_server(state_dir)?) } else { None };
         let all = state_dir.join("instances");
         private_dir(&all)?;
-        // One server at a time: between its mkdir and its lock an instance looks dead.
-        let gate = lock_file(&state_dir.join("instances.lock"))?;
-        flock(&gate, FlockOperation::LockExclusive)?;
+        // Only one server at a time gets past this lock, because an instance looks dead between its mkdir and its lock.
+        let guard = lock_file(&state_dir.join("instances.lock"))?;
+        flock(&guard, FlockOperation::LockExclusive)?;
         sweep_dead(&all, PATIENCE);
         let dir = all.join(name);
         private_dir(&dir)?;
         let lock = lock_file(&dir.join("lock"))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        fs::write(dir.join("instance.json"), serde_json::to_vec(&Owned { cgroups })?)?;
+        fs::write(dir.join("instance.json"), serde_json::to_vec(&InstanceRecord { cgroups })?)?;
         Ok(Self { state_dir: state_dir.to_owned(), dir, _lock: lock, _server: server })
     }
 
     /// Destroys the orphans of servers in this state directory that died since this one started. A live server holds
     /// its lock, so concurrent servers never touch each other's directories.
     pub(crate) fn sweep_others(&self) -> io::Result<()> {
-        let gate = lock_file(&self.state_dir.join("instances.lock"))?;
-        match flock(&gate, FlockOperation::NonBlockingLockExclusive) {
+        let guard = lock_file(&self.state_dir.join("instances.lock"))?;
+        match flock(&guard, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => sweep_dead(&self.state_dir.join("instances"), Duration::ZERO),
             // A server that is just starting does the same work.
             Err(rustix::io::Errno::WOULDBLOCK) => {}
@@ -87,7 +87,7 @@ fn lock_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn sole(state_dir: &Path) -> io::Result<File> {
+fn lock_server(state_dir: &Path) -> io::Result<File> {
     let lock = lock_file(&state_dir.join("server.lock"))?;
     let until = Instant::now() + PATIENCE;
     while let Err(e) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -96,7 +96,7 @@ fn sole(state_dir: &Path) -> io::Result<File> {
         }
         if Instant::now() > until {
             return Err(io::Error::other(format!(
-                "another server uses the state directory `{}`; end it, or give this one another with --state-dir",
+                "another server uses the state directory `{}`; stop it, or start this one with another `--state-dir`",
                 state_dir.display()
             )));
         }
@@ -136,7 +136,7 @@ fn sweep(dir: &Path, patience: Duration) {
 /// Removes the cgroups of an instance. Returns true if nothing is left.
 fn sweep_cgroups(dir: &Path) -> bool {
     let read = fs::read(dir.join("instance.json")).ok();
-    let Some(owned) = read.and_then(|text| serde_json::from_slice::<Owned>(&text).ok()) else { return true };
+    let Some(owned) = read.and_then(|text| serde_json::from_slice::<InstanceRecord>(&text).ok()) else { return true };
     let ours = |top: &&PathBuf| top.file_name().is_some_and(|n| n.to_string_lossy().starts_with("sandpool-"));
     let left = owned.cgroups.iter().filter(ours).filter(|top| !cgroup::sweep(top)).count();
     left == 0

@@ -1,5 +1,5 @@
-//! A shared library that lists the network interfaces of a sandbox, loaded into every program in it
-//! (`/etc/ld.so.preload`).
+//! This module builds a shared library that lists the network interfaces of a sandbox and is loaded into every program
+//! in it (`/etc/ld.so.preload`).
 //!
 //! glibc lists interfaces through netlink, which a sandbox does not have: replies that are not read occupy kernel
 //! memory that no cgroup counts. A sandbox has only the loopback interface and never gets another, so the list is a

@@ -1,4 +1,5 @@
-//! The launcher's loop: it handles the server's requests and watches the processes that are, or become, sandboxes.
+//! This module is the launcher's loop: it handles the server's requests and watches the processes that are, or become,
+//! sandboxes.
 //!
 //! Slow work happens in the child that becomes the guest. This side only creates cgroups, writes id maps and watches,
 //! so that one sandbox never waits for another. There is a single way to end a sandbox, and a creation that fails at
@@ -23,7 +24,7 @@ use crate::driver::PendingDrivers;
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance};
 use crate::kept_volumes::{VolumeLease, VolumeStore, memory_of_machine};
-use crate::launcher::{answer, failed, log};
+use crate::launcher::{failed, log, send_reply};
 use crate::spare::{Backing, Spares};
 use crate::spec::Host;
 use crate::survey::Survey;
@@ -41,8 +42,8 @@ mod sandbox;
 const NAMESPACES: i32 =
     libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// The same namespaces without the network, which comes from the spare.
-const NAMESPACES_BESIDE_A_SPARE: i32 = NAMESPACES & !libc::CLONE_NEWNET;
+/// [`NAMESPACES`] without the network, which comes from the spare.
+const NAMESPACES_WITH_A_SPARE: i32 = NAMESPACES & !libc::CLONE_NEWNET;
 
 const BUILD_TIME: Duration = Duration::from_secs(20);
 const END_TIME: Duration = Duration::from_secs(10);
@@ -132,7 +133,7 @@ impl SandboxRecord {
         self.dir.join("volume.img")
     }
 
-    fn fails(&self, step: BuildStep) -> io::Result<()> {
+    fn fail_in_test(&self, step: BuildStep) -> io::Result<()> {
         if cfg!(debug_assertions) && self.fail_at == Some(step as usize) {
             return Err(io::Error::other(format!("{step:?}: a failure was asked for")));
         }
@@ -245,7 +246,7 @@ impl Keeper {
         }
     }
 
-    #[allow(clippy::type_complexity, reason = "the parts of one struct, which cannot be made before they are")]
+    #[allow(clippy::type_complexity, reason = "the parts of `Self` that can fail")]
     fn prepare(
         start: &Start,
         survey: &Survey,
@@ -281,7 +282,7 @@ impl Keeper {
     /// Answers request `id`, then serves until the server disappears or requests a shutdown.
     pub(crate) fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
-        self.answer(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
+        self.reply(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
         let mut events = Vec::with_capacity(EVENTS);
         while self.ending.is_none() || !self.sandboxes.is_empty() || !self.zygote.is_gone() {
             events.clear();
@@ -294,13 +295,13 @@ impl Keeper {
                 self.event(token);
             }
             // The cost of looking for dead children grows with the number of children.
-            if events.is_empty() || events.iter().filter_map(Token::of).any(Token::tells_of_an_end) {
+            if events.is_empty() || events.iter().filter_map(Token::of).any(Token::may_mean_exit) {
                 self.reap();
             }
             self.tick();
             self.zygote.tick(&self.epoll);
-            self.warmed();
-            self.driven();
+            self.reply_forks();
+            self.reply_drivers();
             if events.is_empty() && self.may_stock() {
                 self.stock();
             }
@@ -316,7 +317,7 @@ impl Keeper {
         self.instance.remove();
         self.survey.cgroup.release();
         if let Some((Some(id), _)) = self.ending {
-            self.answer(id, LauncherReply::Done);
+            self.reply(id, LauncherReply::Done);
         }
         Ok(())
     }
@@ -353,15 +354,15 @@ impl Keeper {
         Some(Timespec { tv_sec: shortest.as_secs() as i64, tv_nsec: i64::from(shortest.subsec_nanos()) })
     }
 
-    fn answer(&self, id: u64, reply: LauncherReply) {
+    fn reply(&self, id: u64, reply: LauncherReply) {
         // If the server is gone, the reply can be lost: the loop will notice the closed connection.
-        let _ = answer(&self.socket, id, reply);
+        let _ = send_reply(&self.socket, id, reply);
     }
 
     fn event(&mut self, token: Token) {
         match token {
             Token::Server => self.request(),
-            Token::Spare => drop(self.spares.heard()),
+            Token::Spare => drop(self.spares.read_event()),
             Token::Child => while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {},
             Token::VolumeImages => {
                 for parked in self.store.wanted_by_others() {
@@ -382,7 +383,7 @@ impl Keeper {
             Ok(None) | Err(_) => return self.end_all(None),
         };
         if let Some(reply) = self.handle(request.id, request.call, fds) {
-            self.answer(request.id, reply);
+            self.reply(request.id, reply);
         }
     }
 
@@ -494,7 +495,7 @@ impl Keeper {
         let running = self.sandboxes.iter().filter(|(_, sandbox)| matches!(sandbox.phase, Phase::Running));
         for key in self.sockets.tick(running.filter_map(|(key, sandbox)| Some((*key, sandbox.pid?)))) {
             log(&format!(
-                "launcher: sandbox {} is ended: it has over {} TCP sockets",
+                "launcher: sandbox {} is ended: it has over {} sockets",
                 self.sandboxes[&key].id,
                 sockets::MOST
             ));

@@ -1,13 +1,14 @@
-//! Kept volumes: volumes that outlive their sandboxes and are found by name, such as the `/data` of a conversation.
+//! This module manages kept volumes: volumes that outlive their sandboxes and are found by name, such as the `/data` of
+//! a conversation.
 //!
 //! As root they are images in the state directory and persist. A new image gets its name only when its sandbox runs, so
 //! that a creation that fails leaves nothing behind. Where images cannot be used, volumes are in memory, mounted in the
-//! launcher's mount namespace, and last as long as the launcher. Each of those has its own host uid, because older
-//! kernels offer no way to map its files from one sandbox's uid to the next one's.
+//! launcher's mount namespace, and last as long as the launcher. Each of those has a separate host uid, because older
+//! Linux kernels offer no way to map its files from one sandbox's uid to the next one's.
 //!
-//! Memory that a volume keeps is no longer bounded by the limit of the sandbox that wrote it. It has a budget, for each
-//! tenant and for all: a sandbox gets a volume that can grow by no more than half of what is left. No volume is
-//! discarded to make room, because its owner was promised how long it stays; a new one is refused, and files of the
+//! The memory of a volume is no longer bounded by the limit of the sandbox that wrote it. It has a budget, for each
+//! tenant and for all tenants together: a volume can grow by no more than half of what is left. No volume is discarded
+//! to make room, because its owner was promised how long it stays. A new one is refused instead, and the files of the
 //! others can still be read and deleted.
 //!
 //! After its sandbox has ended, an image stays mounted for a while for the next one: the launcher holds a mount of it
@@ -82,8 +83,8 @@ pub(crate) struct VolumeStore {
 
 #[derive(Debug)]
 enum StoreBacking {
-    Disk { dir: PathBuf, templates: PathBuf, lot: ParkedVolumes },
-    Memory { dir: PathBuf, volumes: BTreeMap<String, MemoryVolume>, hidden: bool, budget: u64 },
+    Disk { dir: PathBuf, templates: PathBuf, parked_volumes: ParkedVolumes },
+    Memory { dir: PathBuf, volumes: BTreeMap<String, MemoryVolume>, unshared: bool, budget: u64 },
 }
 
 #[derive(Debug)]
@@ -121,12 +122,13 @@ impl MemorySize {
         Ok(Self { bytes, inodes: found.f_files - found.f_ffree })
     }
 
-    /// Returns the limits for a volume that uses `self`, if it and all that is not used of the budget are `room`. A
-    /// file with content takes a page, so there are no more inodes than pages.
+    /// Returns the limits for a volume that uses `self`. `room` is what the volume uses and the unused part of the
+    /// budget together; the volume may grow by half of the unused part. A file with content takes a page, so there are
+    /// no more inodes than pages.
     fn grown(self, wanted: &KeptVolumeRequest, room: u64) -> Self {
         let target = self.charge() + room.saturating_sub(self.charge()) / 2;
         let bytes = wanted.bytes.min(target / 5 * 4).min(target - self.inodes * INODE) / PAGE * PAGE;
-        // A tmpfs takes zero for no limit.
+        // A tmpfs treats zero as no limit.
         let bytes = bytes.max(self.bytes).max(PAGE);
         let inodes = wanted.inodes.min(bytes / PAGE).min(target.saturating_sub(bytes) / INODE);
         Self { bytes, inodes: inodes.max(self.inodes).max(1) }
@@ -153,15 +155,20 @@ struct ParkedVolumes {
 const NEW: &str = "kept.img";
 
 impl VolumeStore {
-    /// `instance` is the launcher's instance directory, `memory` the memory of the machine or of the server's cgroup.
+    /// Creates an empty store. `instance` is the launcher's instance directory, `memory` the memory of the machine or
+    /// of the server's cgroup.
     pub(crate) fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path, memory: u64) -> Self {
         let backing = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
-            StoreBacking::Disk { dir, templates, lot: ParkedVolumes { volumes: Parking::new(MAX_PARKED), watch: None } }
+            StoreBacking::Disk {
+                dir,
+                templates,
+                parked_volumes: ParkedVolumes { volumes: Parking::new(MAX_PARKED), watch: None },
+            }
         } else {
             // The launcher of an ordinary user has already moved into a separate mount namespace at its start.
-            let (dir, hidden) = (instance.join("kept"), mode != Mode::Root);
-            StoreBacking::Memory { dir, volumes: BTreeMap::new(), hidden, budget: memory / 4 }
+            let (dir, unshared) = (instance.join("kept"), mode != Mode::Root);
+            StoreBacking::Memory { dir, volumes: BTreeMap::new(), unshared, budget: memory / 4 }
         };
         Self { backing }
     }
@@ -178,28 +185,28 @@ impl VolumeStore {
         check_name(&wanted.name)?;
         let name = wanted.name.clone();
         let (new, source, slot, parked) = match &mut self.backing {
-            StoreBacking::Disk { dir: all, templates, lot } => {
+            StoreBacking::Disk { dir: all, templates, parked_volumes } => {
                 private_dir(all)?;
                 let image = all.join(file_name(&name));
-                match lot.volumes.take(&name) {
+                match parked_volumes.volumes.take(&name) {
                     Some(parked) => (false, KeptVolumeSpec::Mounted { image }, Some(parked.slot.number), Some(parked)),
                     None if image.exists() => (false, on_disk(None, image), None, None),
                     None => (true, new_image(templates, wanted, dir)?, None, None),
                 }
             }
-            StoreBacking::Memory { dir: all, volumes, hidden, budget } => {
+            StoreBacking::Memory { dir: all, volumes, unshared, budget } => {
                 let at = all.join(&name);
                 let room = room(*budget, volumes, &name, groups);
                 let new = !volumes.contains_key(&name);
                 if new {
                     if room < LEAST {
-                        return Err(io::Error::new(io::ErrorKind::StorageFull, FULL));
+                        return Err(io::Error::new(io::ErrorKind::StorageFull, VolumesFull));
                     }
-                    hide(hidden)?;
+                    unshare_mounts(unshared)?;
                     private_dir(all)?;
                     volumes.insert(name.clone(), MemoryVolume::mount(wanted, &at, groups, room, slots)?);
-                } else if let Some(held) = volumes.get_mut(&name) {
-                    held.resize(wanted, &at, room)?;
+                } else if let Some(volume) = volumes.get_mut(&name) {
+                    volume.resize(wanted, &at, room)?;
                 }
                 let slot = volumes.get(&name).and_then(|volume| volume.slot.as_ref()).map(|slot| slot.number);
                 (new, KeptVolumeSpec::Memory { at }, slot, None)
@@ -233,7 +240,7 @@ impl VolumeStore {
             {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
-                // Another launcher may have discarded it since.
+                // Another launcher may have discarded the image since then.
                 let _ = rustix::fs::utimensat(CWD, image, &times, AtFlags::SYMLINK_NOFOLLOW);
             }
             (StoreBacking::Memory { dir, volumes, .. }, _) => {
@@ -252,7 +259,7 @@ impl VolumeStore {
     /// Returns the cgroups that the memory of a volume is charged to, if it is in memory.
     pub(crate) fn groups_of(&self, name: &str) -> Option<Vec<Group>> {
         let StoreBacking::Memory { volumes, .. } = &self.backing else { return None };
-        volumes.get(name).map(|held| held.groups.clone())
+        volumes.get(name).map(|volume| volume.groups.clone())
     }
 
     /// Returns whether the memory of a volume is charged to these cgroups. When they are removed, the charge is lost.
@@ -260,7 +267,7 @@ impl VolumeStore {
         let StoreBacking::Memory { volumes, .. } = &self.backing else { return false };
         let names = |groups: &[Group]| groups.iter().map(|group| group.name.clone()).collect::<Vec<_>>();
         let wanted = names(groups);
-        volumes.values().any(|held| names(&held.groups) == wanted)
+        volumes.values().any(|volume| names(&volume.groups) == wanted)
     }
 
     pub(crate) fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
@@ -306,38 +313,38 @@ impl VolumeStore {
     /// Parks the volume of a sandbox that has ended, for the next one. Returns the volumes that the caller has to
     /// unmount in exchange.
     pub(crate) fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { dir, lot, .. } = &mut self.backing else { return vec![parked] };
-        let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
-        lot.volumes.park(name, parked, Instant::now() + time).collect()
+        let StoreBacking::Disk { dir, parked_volumes, .. } = &mut self.backing else { return vec![parked] };
+        let time = if parked_volumes.watches(dir) { PARKED } else { PARKED_UNWATCHED };
+        parked_volumes.volumes.park(name, parked, Instant::now() + time).collect()
     }
 
     /// Removes a volume from the parked ones and returns it, for the caller to unmount.
     fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
-        let StoreBacking::Disk { lot, .. } = &mut self.backing else { return None };
-        lot.volumes.take(name)
+        let StoreBacking::Disk { parked_volumes, .. } = &mut self.backing else { return None };
+        parked_volumes.volumes.take(name)
     }
 
     /// Removes and returns the volumes whose parking time is over.
     pub(crate) fn expired(&mut self) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { lot, .. } = &mut self.backing else { return vec![] };
-        lot.volumes.expired(Instant::now()).collect()
+        let StoreBacking::Disk { parked_volumes, .. } = &mut self.backing else { return vec![] };
+        parked_volumes.volumes.expired(Instant::now()).collect()
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
-        lot.volumes.next_expiry()
+        let StoreBacking::Disk { parked_volumes, .. } = &self.backing else { return None };
+        parked_volumes.volumes.next_expiry()
     }
 
     /// Returns the descriptor that becomes readable when a process opens an image.
     pub(crate) fn watch(&self) -> Option<&OwnedFd> {
-        let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
-        lot.watch.as_ref()
+        let StoreBacking::Disk { parked_volumes, .. } = &self.backing else { return None };
+        parked_volumes.watch.as_ref()
     }
 
     /// Removes and returns the parked volumes whose images were opened since the last call. The launcher itself does
     /// not open parked images, so every such event comes from another process.
     pub(crate) fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.backing else {
+        let StoreBacking::Disk { parked_volumes: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.backing else {
             return vec![];
         };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -374,8 +381,10 @@ impl ParkedVolumes {
     }
 }
 
-/// Message for a new volume that the budget has no room for.
-const FULL: &str = "the files of conversations have all the memory that they may take; delete files of other ones";
+/// The budget has no room for a new volume.
+#[derive(Debug, thiserror::Error)]
+#[error("the files of conversations have all the memory that they may take; delete files of other ones")]
+pub(crate) struct VolumesFull;
 
 impl MemoryVolume {
     fn mount(
@@ -404,16 +413,16 @@ impl MemoryVolume {
     }
 }
 
-/// Returns the memory that the volume `name` may have, with what it has: what the others leave of the budget, of which
-/// one tenant gets half. If one of the groups has a memory limit, half of this limit is left to its sandboxes.
+/// Returns the memory that the volume `name` may use, including what it uses already: what the other volumes leave of
+/// the budget, of which one tenant gets at most half. If a group has a memory limit, half of it is left to sandboxes.
 fn room(budget: u64, volumes: &BTreeMap<String, MemoryVolume>, name: &str, groups: &[Group]) -> u64 {
     let tenant = |groups: &[Group]| groups.first().map(|group| group.name.clone());
-    // A link to files comes without their tenant.
-    let groups = volumes.get(name).map_or(groups, |held| &held.groups);
+    // A request through a link has no tenant, so an existing volume counts for the tenant that created it.
+    let groups = volumes.get(name).map_or(groups, |volume| &volume.groups);
     let owner = tenant(groups);
-    let others = || volumes.iter().filter(|(other, _)| *other != name).map(|(_, held)| held);
-    let all: u64 = others().map(|held| held.charge).sum();
-    let own: u64 = others().filter(|held| tenant(&held.groups) == owner).map(|held| held.charge).sum();
+    let others = || volumes.iter().filter(|(other, _)| *other != name).map(|(_, volume)| volume);
+    let all: u64 = others().map(|volume| volume.charge).sum();
+    let own: u64 = others().filter(|volume| tenant(&volume.groups) == owner).map(|volume| volume.charge).sum();
     let limit = groups.iter().filter_map(|group| group.memory_bytes).min().unwrap_or(u64::MAX);
     budget.saturating_sub(all).min((budget / 2).min(limit / 2).saturating_sub(own))
 }
@@ -429,11 +438,11 @@ pub(crate) fn memory_of_machine(cgroups: &[PathBuf]) -> u64 {
 
 /// Moves root's launcher into a new mount namespace. In the host's mount namespace a mount would outlive the launcher.
 /// The new namespace still receives the mounts of the host.
-fn hide(hidden: &mut bool) -> io::Result<()> {
-    if !*hidden {
+fn unshare_mounts(unshared: &mut bool) -> io::Result<()> {
+    if !*unshared {
         sys::unshare(libc::CLONE_NEWNS)?;
         rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
-        *hidden = true;
+        *unshared = true;
     }
     Ok(())
 }

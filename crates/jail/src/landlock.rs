@@ -1,6 +1,7 @@
-//! Landlock: the paths that processes of a sandbox may access, decided by inode and enforced across `exec`.
+//! This module restricts the paths that processes of a sandbox may access with landlock, which decides by inode and is
+//! enforced across `exec`.
 //!
-//! It is a second barrier behind the mounts and covers what mounts cannot, such as `/proc/self/exe` of a forked
+//! Landlock is a second barrier behind the mounts and covers what mounts cannot, such as `/proc/self/exe` of a forked
 //! interpreter, which leads to a file in the root of the warm interpreter and not of the sandbox. Rules refer to
 //! inodes, so all mounts have to exist first. Landlock does not restrict files without a path (memfds, pipes). There
 //! are no rules for the network, which has its own namespace.
@@ -17,7 +18,7 @@ use crate::spec::{DATA, DOWNLOADS, WORKSPACE};
 /// The newest ABI whose rights were tested here. An older Linux kernel enforces the rights that it knows.
 const TRIED: ABI = ABI::V7;
 
-/// What the Linux kernel enforces: its ABI, limited to the newest one that was tested.
+/// The ABI that the Linux kernel enforces, limited to the newest one that was tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     /// The Linux kernel was built without landlock, or landlock is switched off.

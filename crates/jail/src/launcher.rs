@@ -1,11 +1,12 @@
-//! The launcher: the process that creates sandboxes. It has one thread, is started before the server has other threads,
-//! and is the only process that forks.
+//! This module is the launcher, the process that creates sandboxes. It has one thread, is started before the server has
+//! other threads, and is the only process that forks.
 //!
 //! It is the same executable as the server, recognised by `argv[0]`. It serves one server over a packet socket; when
 //! the socket closes, however the server ended, it destroys the sandboxes it created and exits. For an ordinary user it
 //! first moves into a new user namespace and executes itself again there, because a process that was executed outside
 //! that namespace could not enter the sandboxes it creates.
 
+use std::convert::Infallible;
 use std::ffi::CString;
 use std::fs;
 use std::io::{self, Write};
@@ -39,7 +40,7 @@ pub struct Spawned {
     pub process: Process,
 }
 
-/// The launcher's process. It is waited for in the end, so that it does not remain a zombie.
+/// The launcher's process. The server waits for it in the end, so that it does not remain a zombie.
 #[derive(Debug)]
 pub struct Process(Option<Child>);
 
@@ -110,7 +111,7 @@ pub(crate) fn relay(who: &str, bytes: &[u8]) {
 
 fn begin() -> io::Result<()> {
     let socket = take_connection()?;
-    // Leaves the server's terminal: Ctrl-C is meant for the server, which ends the launcher by closing the connection.
+    // Leave the server's terminal: Ctrl-C is meant for the server, which ends the launcher by closing the connection.
     let _ = rustix::process::setsid();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT] {
         sys::ignore(signal);
@@ -120,24 +121,24 @@ fn begin() -> io::Result<()> {
         match request.call {
             LauncherCall::Survey { mode, cgroups } => {
                 let taken = Survey::take(mode, cgroups, &ours(), Purpose::Look);
-                answer(&socket, request.id, LauncherReply::Survey(Box::new(taken)))?;
+                send_reply(&socket, request.id, LauncherReply::Survey(Box::new(taken)))?;
             }
             LauncherCall::Start(start) => {
                 let survey = Survey::take(start.mode, start.cgroups, &ours(), Purpose::Start);
                 return match (&survey.refusal, fds.into_iter().next()) {
                     (Some(no), _) => {
                         let (why, hint) = (no.why.clone(), no.hint.clone());
-                        answer(&socket, request.id, LauncherReply::Unavailable { why, hint })
+                        send_reply(&socket, request.id, LauncherReply::Unavailable { why, hint })
                     }
                     (None, None) => {
                         survey.cgroup.release();
-                        answer(&socket, request.id, failed("the guest's program is missing"))
+                        send_reply(&socket, request.id, failed("the guest's program is missing"))
                     }
                     (None, Some(guest)) => start_with(Resume { id: request.id, start, survey }, socket, guest),
                 };
             }
-            LauncherCall::Shutdown => return answer(&socket, request.id, LauncherReply::Done),
-            _ => answer(&socket, request.id, failed("not started"))?,
+            LauncherCall::Shutdown => return send_reply(&socket, request.id, LauncherReply::Done),
+            _ => send_reply(&socket, request.id, failed("not started"))?,
         }
     }
 }
@@ -161,11 +162,16 @@ pub(crate) fn failed(message: impl Into<String>) -> LauncherReply {
     LauncherReply::Failed { message: message.into() }
 }
 
-pub(crate) fn answer(socket: &OwnedFd, id: u64, reply: LauncherReply) -> io::Result<()> {
-    answer_with(socket, id, reply, &[])
+pub(crate) fn send_reply(socket: &OwnedFd, id: u64, reply: LauncherReply) -> io::Result<()> {
+    send_reply_with(socket, id, reply, &[])
 }
 
-pub(crate) fn answer_with(socket: &OwnedFd, id: u64, reply: LauncherReply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send_reply_with(
+    socket: &OwnedFd,
+    id: u64,
+    reply: LauncherReply,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     wire::send(socket, &LauncherResponse { id, reply }, fds)
 }
 
@@ -190,7 +196,7 @@ fn start_with(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()>
             let hint = "`sandpool doctor` says what this user lacks; `newuidmap` and `newgidmap` need its ranges in /etc/subuid \
                         and /etc/subgid"
                 .to_owned();
-            answer(
+            send_reply(
                 &socket,
                 id,
                 LauncherReply::Unavailable { why: format!("no user namespace for the launcher: {e}"), hint },
@@ -237,16 +243,14 @@ fn map_by_helper(program: &str, pid: &str, own: u32, range: crate::ids::SubRange
     let numbers = [0, own, 1, 1, range.start, range.count].map(|n| n.to_string());
     let output = Command::new(path).arg(pid).args(numbers).env_clear().stdin(Stdio::null()).output()?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(io::Error::other(format!("{program}: {}", said.trim())));
+        let message = String::from_utf8_lossy(&output.stderr);
+        return Err(io::Error::other(format!("{program}: {}", message.trim())));
     }
     Ok(())
 }
 
-enum Never {}
-
 /// Executes this program again inside the namespace, with the socket on 0, the guest on 3 and the saved state on 4.
-fn execute_again(resume: &Resume, socket: &OwnedFd, guest: OwnedFd) -> io::Result<Never> {
+fn execute_again(resume: &Resume, socket: &OwnedFd, guest: OwnedFd) -> io::Result<Infallible> {
     let exe = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, FileMode::empty())?;
     let memory = rustix::fs::memfd_create("sandpool-resume", rustix::fs::MemfdFlags::CLOEXEC)?;
     fs::File::from(memory.try_clone()?).write_all(&serde_json::to_vec(resume)?)?;
@@ -268,8 +272,7 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::process::umask(FileMode::from_raw_mode(0o022));
     raise_open_files();
-    // Before a sandbox lowers it for itself: from a hard limit of 0 only the host's root gets up to the value that is
-    // meant.
+    // Children that do not confine themselves, such as `mkfs.ext4`, must not dump core either.
     let _ = crate::rlimits::no_cores();
     // This must not happen earlier: the id maps of an undumpable process cannot be written by an ordinary user, and
     // `newuidmap` sees such a process as root's.
@@ -279,7 +282,7 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
         Ok(keeper) => keeper.run(id),
         Err((socket, e)) => {
             cgroup.release();
-            answer(&socket, id, LauncherReply::Failed { message: e.to_string() })
+            send_reply(&socket, id, LauncherReply::Failed { message: e.to_string() })
         }
     }
 }

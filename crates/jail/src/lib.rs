@@ -1,11 +1,11 @@
-//! Creates sandboxes on Linux: a specification becomes a plan, and a small separate process computes and applies the
-//! plan.
+//! This crate creates sandboxes on Linux: a small separate process, the launcher, turns a specification into a plan and
+//! applies it.
 //!
 //! `JailSpec → Plan → apply` ([`spec`], `plan`, `apply`) defines one sandbox. [`launcher`] is the process that creates,
 //! watches and destroys sandboxes (`keeper`); [`wire`] is the protocol between it and the server. The other modules are
 //! the layers of confinement. Nothing in this crate knows what runs in a sandbox, and nothing is asynchronous.
 #![warn(unreachable_pub)]
-#![allow(unsafe_code)] // This crate and the zygote are the only ones that call the kernel directly.
+#![allow(unsafe_code)] // This crate and the zygote are the only ones that call the Linux kernel directly.
 
 mod apply;
 pub mod beneath;

@@ -1,5 +1,5 @@
-//! The list of steps that creates a sandbox. The list can be printed and compared; one loop applies it
-//! ([`crate::apply`]).
+//! This module computes the list of steps that creates a sandbox. The list can be printed and compared; one loop
+//! applies it ([`crate::apply`]).
 //!
 //! A plan is a pure function of the specification. The order of the steps is essential: first a process that is root in
 //! the launcher's user namespace sets up mounts and network; then it enters the sandbox's user namespace, in which not
@@ -172,7 +172,7 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
 struct VolumeDir {
     path: &'static str,
     mode: u32,
-    whose: [VolumeUser; 2],
+    owner_and_group: [VolumeUser; 2],
 }
 
 #[derive(Clone, Copy)]
@@ -181,21 +181,21 @@ enum VolumeUser {
     Browser,
 }
 
-const fn own(path: &'static str, mode: u32) -> VolumeDir {
-    VolumeDir { path, mode, whose: [VolumeUser::Code; 2] }
+const fn code_dir(path: &'static str, mode: u32) -> VolumeDir {
+    VolumeDir { path, mode, owner_and_group: [VolumeUser::Code; 2] }
 }
 
-const VOLUME_DIRS: &[VolumeDir] = &[own(WORKSPACE, 0o755), own(DATA, 0o755), own("/tmp", 0o1777)];
+const VOLUME_DIRS: &[VolumeDir] = &[code_dir(WORKSPACE, 0o755), code_dir(DATA, 0o755), code_dir("/tmp", 0o1777)];
 
 /// The directories in a sandbox with a browser, which is a different user. It gets a home, a directory from which it
 /// reads what the guest gives it, and search permission on `/workspace`, so that it reaches its downloads but nothing
 /// else there.
 const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
-    own(WORKSPACE, 0o711),
-    own(DATA, 0o700),
-    own("/tmp", 0o1777),
-    VolumeDir { path: "/browser", mode: 0o700, whose: [VolumeUser::Browser; 2] },
-    VolumeDir { path: "/uploads", mode: 0o750, whose: [VolumeUser::Code, VolumeUser::Browser] },
+    code_dir(WORKSPACE, 0o711),
+    code_dir(DATA, 0o700),
+    code_dir("/tmp", 0o1777),
+    VolumeDir { path: "/browser", mode: 0o700, owner_and_group: [VolumeUser::Browser; 2] },
+    VolumeDir { path: "/uploads", mode: 0o750, owner_and_group: [VolumeUser::Code, VolumeUser::Browser] },
 ];
 
 /// Mode of the downloads. The code owns the directory, so that it can delete the files that the browser left there.
@@ -220,12 +220,12 @@ fn volume(spec: &JailSpec, steps: &mut Steps) {
 /// Adds the steps whose result belongs to this sandbox alone and cannot be prepared in advance.
 fn owned(spec: &JailSpec, steps: &mut Steps) {
     let owner = spec.map.outer();
-    let outer = |whose| match whose {
+    let outer = |user| match user {
         VolumeUser::Code => owner,
         VolumeUser::Browser => spec.map.outer_browser(),
     };
-    for VolumeDir { path, whose, .. } in on_volume(spec) {
-        let [owner, group] = whose.map(outer);
+    for VolumeDir { path, owner_and_group, .. } in on_volume(spec) {
+        let [owner, group] = owner_and_group.map(outer);
         steps.ops.push(Op::VolumeOwner { path: path.into(), owner, group });
     }
     if spec.browser.is_some() {
@@ -323,10 +323,10 @@ pub(crate) fn entry(spec: &JailSpec) -> Vec<ConfineStep> {
 
 /// Returns the steps of [`entry`] for the browser driver: another user with fewer rights.
 pub(crate) fn browser_entry(spec: &JailSpec) -> Option<Vec<ConfineStep>> {
+    let browser = spec.browser?;
     // Processes with the code's uid are counted together with the code.
-    let processes = if spec.map.browser() == BROWSER { spec.browser?.processes } else { spec.processes };
+    let processes = if spec.map.browser() == BROWSER { browser.processes } else { spec.processes };
     let own = [ConfineStep::Rlimits { processes }, ConfineStep::NotDumpable];
-    spec.browser?;
     let landlock = ConfineStep::BrowserLandlock { run: readable(spec) };
     Some(identity(spec, spec.map.browser()).chain(own).chain(confined(landlock, Profile::Browser)).collect())
 }

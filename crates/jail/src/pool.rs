@@ -1,11 +1,12 @@
-//! Policies for things that are made in advance or parked: how many are wanted, when to try again, what to give up.
+//! This module contains policies for things that are made in advance or parked: how many are wanted, when to try again,
+//! and what to give up.
 //!
 //! Nothing here knows what is pooled or reads a clock. A moment is an argument of any type that has an order and to
 //! which a duration can be added, such as an `Instant` of `std` or of an executor.
 //!
-//! The engine's stock uses [`Backoff`], too. Its demand is calculated otherwise (`engine/demand.rs`), because it knows
-//! how long a refill takes and divides a budget; and the sandboxes of conversations are parked otherwise
-//! (`engine/conversation.rs`), because tenants share that room fairly.
+//! The engine's stock also uses [`Backoff`]. It calculates its demand differently (`engine/demand.rs`), because it
+//! knows how long a refill takes and divides a budget. The engine parks the sandboxes of conversations differently
+//! (`engine/conversation.rs`), because tenants share the room for them fairly.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -52,12 +53,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
     }
 }
 
-/// Time without a request after which half as many are wanted. The last one is wanted for [`FORGET`].
+/// Time without a request after which the wanted number is halved. The last one stays wanted for [`FORGET`].
 const LULL: Duration = Duration::from_secs(30);
 const FORGET: Duration = Duration::from_secs(600);
 
-/// The number of things of one kind that should wait ready: it doubles when a request finds none and is halved when
-/// there are no requests.
+/// The number of things of one kind that should be ready. It doubles when a request finds none and is halved when there
+/// are no requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RecentDemand<T> {
     pub(crate) wanted: usize,
@@ -86,7 +87,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> RecentDemand<T> {
         self.asked.max(self.since) + if self.wanted > 1 { LULL } else { FORGET }
     }
 
-    /// Halves the number if its time has come, and returns whether it has.
+    /// Halves the wanted number if its time has come. Returns whether it did.
     pub(crate) fn fall(&mut self, now: T) -> bool {
         let due = now >= self.falls_at();
         if due {
@@ -96,7 +97,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> RecentDemand<T> {
     }
 }
 
-/// Things that wait for their next user under a key, each until a given time, and at most `most` of them.
+/// Values that wait under a key for their next user, each until a given time. There are at most `most` of them.
 #[derive(Debug)]
 pub(crate) struct Parking<K, V, T> {
     most: usize,
@@ -108,8 +109,8 @@ impl<K: Ord + Clone, V, T: Copy + Ord + Add<Duration, Output = T>> Parking<K, V,
         Self { most, parked: BTreeMap::new() }
     }
 
-    /// Parks a value. Returns what has to go for it: the previous value of this key, and the one that would have to go
-    /// next if there are too many.
+    /// Parks a value. Returns the values that it displaces: the previous value of this key and, if there are now too
+    /// many, the value that would expire next.
     pub(crate) fn park(&mut self, key: K, value: V, until: T) -> impl Iterator<Item = V> {
         let before = self.parked.insert(key, (value, until)).map(|(value, _)| value);
         let next = self.parked.iter().min_by_key(|(_, (_, until))| *until).map(|(key, _)| key.clone());

@@ -1,4 +1,4 @@
-//! Small process attributes that no safe call elsewhere in the workspace sets.
+//! This module sets attributes of the calling process that the rest of the workspace cannot set safely.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Resource limits of a process. The cgroup is the real bound on memory, processor and processes; these limits cover
-//! what it does not count.
+//! This module sets the resource limits of a process. The cgroup is the real bound on memory, processor and processes;
+//! these limits cover what it does not count.
 
 use std::io;
 
@@ -9,8 +9,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rlimits {
     pub open_files: u64,
-    /// Maximum number of processes; `None` where a cgroup counts them. The kernel counts processes per uid, so with a
-    /// uid that processes of the host share, the limit would hit the wrong ones.
+    /// Maximum number of processes; `None` where a cgroup counts them. The Linux kernel counts processes per uid, so
+    /// with a uid that processes of the host share, the limit would hit the wrong ones.
     pub processes: Option<u64>,
     /// Maximum size of a single file, in bytes.
     pub file_size: Option<u64>,
@@ -57,8 +57,8 @@ impl Rlimits {
     }
 }
 
-/// Core size limit that prevents core dumps. It is smaller than any core file, and the one value at which the kernel
-/// does not start the host's `core_pattern` helper either; at 0 it starts the helper, as root of the host.
+/// Core size limit that prevents core dumps. It is smaller than any core file, and the one value at which the Linux
+/// kernel does not start the host's `core_pattern` helper either; at 0 it starts the helper, as root of the host.
 pub(crate) const NO_CORE: u64 = 1;
 
 /// Prevents core dumps of this process and of the processes it starts.
@@ -69,7 +69,15 @@ pub fn no_cores() -> io::Result<()> {
 /// Sets a limit, but never above the existing hard limit: raising it needs a capability, and a stricter setting of the
 /// host takes precedence.
 fn lower(resource: Resource, limit: u64) -> io::Result<()> {
+    // At 0 the Linux kernel would start the `core_pattern` helper, so 1 is the stricter limit.
+    if resource == Resource::Core && set(resource, limit).is_ok() {
+        return Ok(());
+    }
     let limit = getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
+    set(resource, limit)
+}
+
+fn set(resource: Resource, limit: u64) -> io::Result<()> {
     Ok(setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?)
 }
 

@@ -1,4 +1,5 @@
-//! Asks systemd for a cgroup: a scope with `Delegate=yes` around the launcher, for a server whose unit cannot be used.
+//! This module asks systemd for a cgroup: a scope with `Delegate=yes` around the launcher, for a server whose unit
+//! cannot be used.
 //!
 //! The launcher sends the request before it has a sandbox or a namespace: the scope is for the sandboxes it creates,
 //! and the server stays in its unit or session. This module implements as much of D-Bus as one method call needs, in a
@@ -157,7 +158,7 @@ fn wait_until(mut done: impl FnMut() -> bool) -> io::Result<()> {
     let until = Instant::now() + PATIENCE;
     while !done() {
         if Instant::now() > until {
-            return Err(io::Error::other("it was promised, and did not come"));
+            return Err(io::Error::other("systemd accepted the request, but the scope did not appear"));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -233,7 +234,7 @@ impl Bus {
         bus.stream.write_all(format!("\0AUTH EXTERNAL {id}\r\n").as_bytes())?;
         let answer = bus.line()?;
         if !answer.starts_with("OK ") {
-            return Err(io::Error::other(format!("the bus does not let this user in: `{}`", answer.trim_end())));
+            return Err(io::Error::other(format!("the bus rejects this user: `{}`", answer.trim_end())));
         }
         bus.stream.write_all(b"BEGIN\r\n")?;
         bus.call(&BUS)?;
@@ -246,7 +247,7 @@ impl Bus {
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") {
             if line.len() >= LONGEST {
-                return Err(io::Error::other("this is no bus"));
+                return Err(io::Error::other("the other side does not speak D-Bus"));
             }
             line.push(self.read(1)?[0]);
         }

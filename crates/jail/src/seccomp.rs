@@ -1,10 +1,9 @@
-//! The seccomp filter: compiles the policy (`policy::RULES`) to classic BPF and installs it.
+//! This module compiles the seccomp policy (`policy::RULES`) to classic BPF and installs the filter.
 //!
 //! A single filter contains every rule. It finds the syscall number by a binary search over ranges with the same
 //! treatment, so that an unconditional syscall costs about eight comparisons; the Linux kernel also caches those
 //! answers in a bitmap. A library would test the numbers one after another (1,500 instructions, and most of a
 //! millisecond to install, in every start of a kernel).
-#![allow(unsafe_code, reason = "the filter is handed to the kernel by address")]
 
 pub(crate) mod policy;
 
@@ -45,8 +44,8 @@ pub fn compile(profile: Profile) -> &'static Program {
 /// Allocates nothing, so it may be called between fork and exec.
 pub(crate) fn install(program: &Program) -> io::Result<()> {
     let fprog = libc::sock_fprog { len: program.0.len() as u16, filter: program.0.as_ptr().cast_mut() };
-    // SAFETY: `fprog` describes `program`'s instructions, which outlive the call; the kernel copies them and does not
-    // write to them.
+    // SAFETY: `fprog` describes `program`'s instructions, which outlive the call; the Linux kernel copies them and does
+    // not write to them.
     let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const fprog) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,5 +1,5 @@
-//! Counts the sockets of a sandbox. A connection that waits to be accepted is charged to no cgroup and stays when its
-//! client is gone, so the bound on them is that a sandbox with too many sockets is ended.
+//! This module counts the sockets of sandboxes. A connection that waits to be accepted is charged to no cgroup and
+//! stays when its client is gone, so the launcher ends a sandbox that has too many sockets.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,8 +12,8 @@ pub(crate) const MOST: u64 = 10_000;
 
 /// Default interval between two counts of all sandboxes.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Interval between counts of the sandboxes that have more than [`MANY`]: a program can create tens of thousands in a
-/// second.
+/// Interval between counts of the sandboxes that have more than [`MANY`] sockets: a program can create tens of
+/// thousands in a second.
 const SHORT: Duration = Duration::from_millis(100);
 const MANY: u64 = MOST / 10;
 /// Minimum interval after a count, as a multiple of the time that the count took. A slow count (of many sandboxes, or on
@@ -26,7 +26,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 pub(crate) struct Watch {
     /// Time of the next count of all sandboxes.
     next: Option<Instant>,
-    /// The sandboxes that have more than [`MANY`], and the time at which they are counted next.
+    /// The sandboxes that have more than [`MANY`] sockets, and the time at which they are counted next.
     many: BTreeSet<u64>,
     soon: Option<Instant>,
 }

@@ -1,9 +1,10 @@
-//! Spares: root, volume, devices and network of sandboxes, made in advance for the kinds that were requested recently.
+//! This module makes spares: root, volume, devices and network of sandboxes, in advance, for the kinds that were
+//! requested recently.
 //!
 //! A spare is the base of a plan ([`crate::plan::Plan::base`]), applied by a child process that hands over two
 //! descriptors: a tree of mounts that is attached nowhere, and a network namespace. A spare is unused until a sandbox
 //! takes it, and is never returned. It has no name in a file system: when the launcher ends, however that happens, the
-//! kernel frees the mounts, the loop device and the image together with the descriptors.
+//! Linux kernel frees the mounts, the loop device and the image together with the descriptors.
 
 use std::collections::VecDeque;
 use std::fs::DirBuilder;
@@ -41,8 +42,8 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
-    /// Returns whether the device still holds this same image.
-    pub(crate) fn held(&self) -> bool {
+    /// Returns whether this image is still attached to the device.
+    pub(crate) fn is_attached(&self) -> bool {
         self.device == Device::of(self.device.number)
             && crate::volume::loop_backing(self.device.number).is_some_and(|backing| backing == self.image)
     }
@@ -92,15 +93,15 @@ pub(crate) struct Spares {
     most: usize,
     kinds: Vec<SpareShelf>,
     making: Option<Making>,
-    made: u64,
+    started: u64,
     backoff: Backoff<Instant>,
 }
 
 impl Spares {
-    /// `instance` is the launcher's instance directory.
+    /// Creates an empty collection. `instance` is the launcher's instance directory.
     pub(crate) fn new(instance: &Path, most: usize) -> Self {
         let backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, backoff }
+        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, started: 0, backoff }
     }
 
     /// Takes a spare for this sandbox if there is one. In either case the kind is recorded as requested.
@@ -144,8 +145,8 @@ impl Spares {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
-        self.made += 1;
-        let spec = self.placed(&kind.spec);
+        self.started += 1;
+        let spec = self.next_spec(&kind.spec);
         let plan = plan(&spec);
         let (ours, control) = wire::connection()?;
         let (pid, pidfd) = sys::spawn_child(0, None, || prepare_in_child(&plan, control))?;
@@ -155,10 +156,11 @@ impl Spares {
         Ok(())
     }
 
-    fn placed(&self, kind: &JailSpec) -> JailSpec {
+    /// Returns the specification of the next spare of this kind, with the paths at which it is made.
+    fn next_spec(&self, kind: &JailSpec) -> JailSpec {
         let volume = match &kind.volume {
             Volume::Ext4 { template, .. } => {
-                Volume::Ext4 { template: template.clone(), image: image(&self.dir, self.made) }
+                Volume::Ext4 { template: template.clone(), image: image(&self.dir, self.started) }
             }
             tmpfs @ Volume::Tmpfs { .. } => tmpfs.clone(),
         };
@@ -166,12 +168,12 @@ impl Spares {
     }
 
     /// Reads one message from the process that makes a spare. Returns false if there is none.
-    pub(crate) fn heard(&mut self) -> bool {
+    pub(crate) fn read_event(&mut self) -> bool {
         let Some(making) = &mut self.making else { return false };
         let Some(control) = &making.control else { return false };
         match wire::receive::<SetupEvent>(control) {
             Ok(Some((SetupEvent::Loop { device }, _))) => {
-                making.volume = Some(Backing { device, image: image(&self.dir, self.made) });
+                making.volume = Some(Backing { device, image: image(&self.dir, self.started) });
             }
             Ok(Some((SetupEvent::Note { message }, _))) => making.notes.push(message),
             Ok(Some((SetupEvent::Prepared, fds))) => {
@@ -198,7 +200,7 @@ impl Spares {
     pub(crate) fn reaped(&mut self, pid: Pid) {
         if self.making.as_ref().is_some_and(|making| making.pid == pid) {
             // Its last messages may still be unread.
-            while self.heard() {}
+            while self.read_event() {}
             if self.making.take().is_some_and(|making| !making.reported) {
                 self.failed("the process that makes it ended");
             }
@@ -213,7 +215,7 @@ impl Spares {
 
     /// Reduces the spares of kinds without recent requests, and removes kinds that were not requested for long. Returns
     /// the spares that are given up.
-    #[must_use = "to be unmounted where it is in nobody's way"]
+    #[must_use = "unmounting takes long, so a child process has to drop the spares"]
     pub(crate) fn tick(&mut self) -> Vec<Spare> {
         let now = Instant::now();
         if let Some(making) = &self.making
@@ -274,10 +276,10 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
 
 /// Makes the spare in the child. Like every child of the launcher, it closes the launcher's descriptors first.
 fn prepare_in_child(plan: &crate::plan::Plan, control: OwnedFd) {
-    let alone = sys::separate_child(&[control.as_fd()])
+    let separated = sys::separate_child(&[control.as_fd()])
         .and_then(|()| rustix::process::setpriority_process(None, BACKGROUND))
         .and_then(|()| sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWNET));
-    if alone.is_ok() {
+    if separated.is_ok() {
         apply::prepare(plan, control);
     }
 }

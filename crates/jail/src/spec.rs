@@ -81,7 +81,7 @@ pub struct ZygoteStatus {
     pub not_imported: BTreeMap<String, String>,
 }
 
-/// The specification as the launcher completes it: with its identity, its place in the file system and the host.
+/// The specification as the launcher completes it: with the sandbox's ids, its directories and the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JailSpec {
     pub map: IdMap,
@@ -102,8 +102,8 @@ pub(crate) struct JailSpec {
     pub shm_bytes: u64,
     /// The v1 `tasks` files into which the first process writes itself. On v2 the process is created in its cgroup.
     pub cgroup_tasks: Vec<PathBuf>,
-    /// Maximum number of processes where no cgroup counts them. The kernel then counts the processes of this user in
-    /// this user namespace.
+    /// Maximum number of processes where no cgroup counts them. The Linux kernel then counts the processes of this user
+    /// in this user namespace.
     pub processes: Option<u64>,
     /// The sandbox's directory on the host, which contains the guest's socket and the volume.
     pub dir: PathBuf,
@@ -202,7 +202,7 @@ pub(crate) struct Host {
     pub proc_files: Vec<FileSpec>,
     /// Paths below `/proc` that are read-only.
     pub read_only: Vec<PathBuf>,
-    /// Whether the kernel supports IPv6.
+    /// Whether the Linux kernel supports IPv6.
     pub ipv6: bool,
     /// Maximum number of pseudo-terminals of a sandbox.
     pub ptys: u32,
@@ -229,8 +229,8 @@ const ETC: &[&str] = &[
     "/etc/ssl/openssl.cnf",
 ];
 
-/// Files that disclose information about the host or the kernel's internals. Files that do not exist when a sandbox is
-/// created are skipped, because kernels differ.
+/// Files that disclose information about the host or the Linux kernel's internals. Files that do not exist when a
+/// sandbox is created are skipped, because Linux kernels differ.
 const MASKED_FILES: &[&str] = &[
     "/proc/allocinfo",
     "/proc/bootconfig",
@@ -293,9 +293,9 @@ const PROC_FILES: &[(&str, &str)] = &[
     ("/proc/sys/kernel/pty/nr", "0\n"),
 ];
 
-/// Number of sandboxes that have to use all their pseudo-terminals to exhaust the pool. The kernel has one pool and
-/// reserves `kernel.pty.reserve` of it for the host, which leaves 3,072 of 4,096 with the default settings: eight per
-/// sandbox.
+/// Number of sandboxes that have to use all their pseudo-terminals to exhaust the pool. The Linux kernel has one pool
+/// and reserves `kernel.pty.reserve` of it for the host, which leaves 3,072 of 4,096 with the default settings: eight
+/// per sandbox.
 const SANDBOXES_THAT_EXHAUST_PTYS: u32 = 384;
 const MOST_PTYS: u32 = 8;
 
@@ -381,7 +381,7 @@ const RESERVED_FOR_BROWSER: &[&str] = &["/browser", "/uploads"];
 
 /// Additional paths over which no shared volume may be shown: a runtime may be below `/tmp`, and the others exist only
 /// during the creation.
-const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty", "/.layers"];
+const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty", "/.layers", "/.proc-file"];
 
 impl JailSpec {
     /// Rejects paths that would cover the sandbox's own parts or lead out of them.

@@ -1,8 +1,9 @@
-//! The survey: what this host offers for sandboxes, layer by layer: on, off or absent, why, and what would turn it on.
+//! This module surveys what the host offers for sandboxes, layer by layer: on, off or absent, why, and what would turn
+//! it on.
 //!
-//! A survey changes nothing on the host, except when a server starts: that one claims the cgroups that it found.
-//! Namespaces are tested in a child that ends at once: a switch in `/proc/sys` says what was configured, not what
-//! works.
+//! A survey changes nothing on the host, except that the survey of a starting server claims the cgroups that it found.
+//! Namespaces are tested in a child that ends at once, because a switch in `/proc/sys` says what was configured, not
+//! what works.
 
 use std::fs;
 use std::io::Read;
@@ -55,7 +56,8 @@ pub struct Survey {
     /// Whether volumes are ext4 images on disk. Otherwise they are in memory.
     pub ext4: bool,
     pub(crate) sub: Option<Subordinate>,
-    /// Whether the kernel counts processes per user namespace (5.14), so that an rlimit can replace the pids cgroup.
+    /// Whether the Linux kernel counts processes per user namespace (5.14), so that an rlimit can replace the pids
+    /// cgroup.
     pub counts_processes: bool,
 }
 
@@ -79,7 +81,7 @@ pub(crate) enum Purpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessBound {
     Cgroup,
-    /// `RLIMIT_NPROC`, which the kernel counts in the sandbox's user namespace.
+    /// `RLIMIT_NPROC` bounds the processes that the Linux kernel counts in the sandbox's user namespace.
     Rlimit,
     Nothing,
 }
@@ -161,15 +163,15 @@ fn fact(layer: &str, on: bool, why: impl Into<String>, what_to_do: impl Into<Str
     Fact { layer: layer.into(), state: if on { FactState::On } else { FactState::Off }, why: why.into(), what_to_do }
 }
 
-/// Known kernel vulnerabilities through which code has escaped from sandboxes that share the kernel: series, first
-/// fixed release, name. Series older than the first one listed were not checked.
+/// Known vulnerabilities of the Linux kernel through which code has escaped from sandboxes: series, first fixed
+/// release, name. Series older than the first one listed were not checked.
 const HOLES: &[((u32, u32), u32, &str)] = &[
     ((6, 18), 22, "Copy Fail (CVE-2026-31431)"),
     ((6, 18), 29, "Dirty Frag (CVE-2026-43284, CVE-2026-43500)"),
     ((6, 19), 12, "Copy Fail (CVE-2026-31431)"),
 ];
 
-/// The oldest supported kernel; the first that has `mount_setattr`.
+/// The oldest supported Linux kernel, the first that has `mount_setattr`.
 const OLDEST: (u32, u32) = (5, 12);
 
 /// Parses a release into `(major, minor)` and the patch level.
@@ -197,7 +199,7 @@ fn kernel(release: &str) -> Fact {
     fact("kernel", true, format!("{release}{note}"), "")
 }
 
-/// Refuses a kernel without these syscalls, because every creation would fail halfway with an error that explains
+/// Refuses a Linux kernel without these syscalls, because every creation would fail halfway with an error that explains
 /// little.
 fn too_old(release: &str, missing: &[&str]) -> Option<MissingRequirement> {
     (!missing.is_empty()).then(|| MissingRequirement {
@@ -355,8 +357,8 @@ fn socket_buffers(layout: &Layout, boot: &str) -> Option<Fact> {
 fn network_limits(mode: Mode) -> Fact {
     let unset = match sys::fork() {
         Ok(None) => {
-            let apart = if mode == Mode::Root { 0 } else { libc::CLONE_NEWUSER };
-            let made = sys::unshare(libc::CLONE_NEWNET | apart);
+            let user_namespace = if mode == Mode::Root { 0 } else { libc::CLONE_NEWUSER };
+            let made = sys::unshare(libc::CLONE_NEWNET | user_namespace);
             sys::leave(made.map_or(i32::from(u8::MAX), |()| sys::limit_network().into()))
         }
         Ok(Some(child)) => {
@@ -387,8 +389,8 @@ fn network_limits(mode: Mode) -> Fact {
     fact("network limits", unset.is_empty(), why, hint)
 }
 
-/// Reports file locks as unbounded, which is true of every kernel: the lock caches were charged to cgroups for one
-/// release (5.15-rc1) and not since.
+/// Reports file locks as unbounded, which is true of every Linux kernel: the lock caches were charged to cgroups for
+/// one release (5.15-rc1) and not since.
 fn file_locks() -> Fact {
     let why = "not bounded: each record lock that code takes costs the host 190 bytes that no cgroup counts, until its process ends";
     let hint =
@@ -419,8 +421,8 @@ fn disk(mode: Mode) -> (bool, Fact) {
     (true, fact(layer, true, "ext4 images on disk, bytes and inodes", ""))
 }
 
-/// Asks the kernel for a file system as a mount would, which loads its module if necessary. `/proc/filesystems` lists
-/// only what is already loaded.
+/// Asks the Linux kernel for a file system as a mount would, which loads its module if necessary. `/proc/filesystems`
+/// lists only what is already loaded.
 fn mountable(kind: &str) -> Result<(), Errno> {
     rustix::mount::fsopen(kind, rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC).map(drop)
 }
@@ -508,7 +510,7 @@ fn hint_for(mode: Mode, step: usize) -> String {
 
 /// Creates everything that a sandbox needs in a child, which then ends.
 fn trial(mode: Mode) -> Result<(), (usize, Errno)> {
-    let whole = (TRIAL.len(), Errno::IO);
+    let no_report = (TRIAL.len(), Errno::IO);
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| (3, e))?;
     match sys::fork().map_err(|e| (3, e))? {
         None => {
@@ -528,7 +530,7 @@ fn trial(mode: Mode) -> Result<(), (usize, Errno)> {
                 Some([step, low, high]) => {
                     Err((usize::from(step), Errno::from_raw_os_error(i32::from(u16::from_le_bytes([low, high])))))
                 }
-                None => Err(whole),
+                None => Err(no_report),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The syscalls that no safe crate offers, each behind a safe function. Policy is decided in other modules.
+//! This module wraps the syscalls that no safe crate offers in safe functions. Other modules decide policy.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
@@ -71,7 +71,7 @@ pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Clone
 
 /// Runs `work` in a process that [`clone3`] creates, and returns the pid and the pidfd of that process. The process
 /// exits when `work` returns or panics: it neither runs its parent's destructors nor unwinds into its parent's loop.
-/// Nobody reads its exit status.
+/// Its exit status is ignored.
 pub(crate) fn spawn_child(
     namespaces: c_int,
     cgroup: Option<BorrowedFd<'_>>,
@@ -116,7 +116,7 @@ pub(crate) fn kill_own() -> Result<()> {
 }
 
 /// Blocks until the process is killed. Used by a process that exists only to keep its namespace alive.
-pub(crate) fn wait_for_the_end() -> ! {
+pub(crate) fn wait_until_killed() -> ! {
     loop {
         // SAFETY: `pause` has no preconditions.
         unsafe { libc::pause() };
@@ -195,7 +195,7 @@ pub(crate) fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
 const HANDED_OVER: RawFd = 5;
 
 /// Duplicates `fd` to a number below [`HANDED_OVER`], at which the next program expects it.
-fn place(fd: &OwnedFd, number: RawFd) -> Result<()> {
+fn duplicate_to(fd: &OwnedFd, number: RawFd) -> Result<()> {
     // SAFETY: the caller reserves the numbers 0 to 4 for the descriptors it hands over; no owned descriptor has one of
     // them.
     check(c_long::from(unsafe { libc::dup2(fd.as_raw_fd(), number) })).map(drop)
@@ -213,7 +213,7 @@ pub(crate) fn hand_over<const N: usize>(fds: &[(RawFd, &OwnedFd)], keep: [&Owned
     let kept: Vec<OwnedFd> = keep.into_iter().map(move_up).collect::<Result<_>>()?;
     let moved: Vec<OwnedFd> = fds.iter().map(|(_, fd)| move_up(fd)).collect::<Result<_>>()?;
     for ((number, _), fd) in fds.iter().zip(&moved) {
-        place(fd, *number)?;
+        duplicate_to(fd, *number)?;
     }
     close_on_exec_from(HANDED_OVER)?;
     kept.try_into().map_err(|_| Errno::INVAL)
@@ -227,7 +227,7 @@ pub(crate) fn open_null() -> Result<OwnedFd> {
 /// Replaces the descriptors with these numbers, which are open and have no owner, by `/dev/null`.
 pub(crate) fn place_null(mut numbers: Range<RawFd>) -> Result<()> {
     let null = open_null()?;
-    numbers.try_for_each(|number| place(&null, number))
+    numbers.try_for_each(|number| duplicate_to(&null, number))
 }
 
 /// Replaces this program by the one behind `fd`, with these arguments and an empty environment. Returns only on
@@ -349,7 +349,7 @@ pub fn ignore(signal: c_int) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
-/// Resets a signal to the kernel's default action.
+/// Resets a signal to its default action.
 pub fn by_default(signal: c_int) {
     // SAFETY: SIG_DFL installs no code.
     unsafe { libc::signal(signal, libc::SIG_DFL) };

@@ -1,4 +1,4 @@
-//! The sources of the launcher's events, and the number by which epoll names each of them.
+//! This module defines the sources of the launcher's events and the numbers by which epoll identifies them.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -38,18 +38,18 @@ pub(crate) enum WatchedFd {
 const KIND_BITS: u32 = 4;
 
 impl Token {
-    /// Reports that `fd` is readable, or closed at its other end, as events with this token.
+    /// Has epoll report, as events with this token, that `fd` is readable or closed at its other end.
     pub(crate) fn watch(self, epoll: &OwnedFd, fd: impl AsFd) -> Result<(), Errno> {
         epoll::add(epoll, fd, epoll::EventData::new_u64(self.number()), epoll::EventFlags::IN)
     }
 
-    /// Returns the token of an event that [`Token::watch`] has asked for.
+    /// Returns the token of an event that [`Token::watch`] requested.
     pub(crate) fn of(event: &epoll::Event) -> Option<Self> {
         Self::from_number(event.data.u64())
     }
 
     /// Returns whether the event can mean that a process has ended.
-    pub(crate) fn tells_of_an_end(self) -> bool {
+    pub(crate) fn may_mean_exit(self) -> bool {
         match self {
             Self::Spare | Self::Chore | Self::Child | Self::Sandbox(WatchedFd::Process, _) | Self::Zygote(..) => true,
             Self::Server | Self::VolumeImages | Self::Driver | Self::Sandbox(..) => false,

@@ -1,5 +1,5 @@
-//! The volumes of a sandbox as root: an ext4 file system in a sparse file, copied from a template that is made once per
-//! size.
+//! This module makes the volumes of a sandbox in root mode: an ext4 file system in a sparse file, copied from a
+//! template that is made once per size.
 //!
 //! A kept image is locked through the same open file description that its loop device holds: the lock ends when the
 //! device releases the image, not when a process ends, so that an image is never mounted twice, whichever process dies
@@ -273,7 +273,7 @@ pub(crate) fn loop_devices() -> Result<(), Errno> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Device {
     pub number: u32,
-    /// The kernel's sequence number of the disk; kernels before 5.15 do not report it.
+    /// The Linux kernel's sequence number of the disk; Linux before 5.15 does not report it.
     sequence: Option<u64>,
 }
 

@@ -1,4 +1,5 @@
-//! The protocol between the server and its launcher, over one packet socket that no other process holds.
+//! This module defines the protocol between the server and its launcher, over one packet socket that no other process
+//! holds.
 //!
 //! A packet is JSON. A message that is too long for a packet is passed in a memfd beside it. Requests carry a number;
 //! replies arrive in any order.
@@ -45,7 +46,7 @@ pub enum LauncherCall {
     Destroy { sandbox: String },
     /// Reports what a sandbox uses.
     Stats { sandbox: String },
-    /// Destroys what other servers of the same state directory left behind when they died.
+    /// Destroys the orphans of other servers of the same state directory.
     SweepOthers,
     /// Lists the kept volumes.
     Kept,
@@ -105,8 +106,8 @@ pub enum LauncherReply {
     Started { instance: PathBuf, survey: Box<Survey> },
     /// The call has succeeded and has no other result.
     Done,
-    /// The sandbox runs. The notes say what is weaker about it than about others. The egress socket comes as a
-    /// descriptor.
+    /// The sandbox runs. The notes name the layers that are weaker than in other sandboxes. The egress socket is passed
+    /// as a descriptor.
     Created { notes: Vec<String> },
     /// The kept volumes.
     Kept(Vec<KeptVolumeRecord>),
@@ -180,7 +181,7 @@ pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, 
 /// Size of the buffer that [`receive_into`] needs.
 pub const BUFFER: usize = MAX_PACKET + 1;
 
-/// Does the same as [`receive`] with a buffer of the caller, of which only the length of the message is overwritten.
+/// Receives like [`receive`] into a buffer of the caller, and overwrites only as many bytes as the message has.
 pub fn receive_into<M: DeserializeOwned>(
     buffer: &mut [u8],
     socket: impl AsFd,

@@ -1,9 +1,10 @@
-//! The warm interpreter (zygote): a process that is started once, imports everything, and is forked into sandboxes.
+//! This module is the launcher's side of the warm interpreter (zygote), a process that is started once, imports
+//! everything, and is forked into sandboxes.
 //!
-//! This is the launcher's side: it starts the process, orders forks, hands each fork to the guest of its sandbox, and
-//! replaces the process when it dies or has made many forks. It never blocks on the process: every order has a number
-//! and a deadline. The steps between the order and the kernel are in the `zygote` crate, which the interpreter loads;
-//! the steps by which a kernel is confined are in [`crate::confine`].
+//! It starts the process, orders forks, hands each fork to the guest of its sandbox, and replaces the process when it
+//! dies or has made many forks. It never blocks on the process: every order has a number and a deadline. The steps
+//! between the order and the kernel are in the `zygote` crate, which the interpreter loads; the steps by which a kernel
+//! is confined are in [`crate::confine`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
@@ -45,9 +46,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// An interpreter that lived at least this long did not die of something in its start.
 const STABLE: Duration = Duration::from_secs(30);
 
-/// When an interpreter is replaced. Its kernels share its hash seed and its code addresses, so it is replaced once it
-/// has made `forks` kernels, but not before it has served for `not_before`; with fewer kernels it is replaced once it
-/// has served for `after`.
+/// Decides when an interpreter is replaced. Its kernels share its hash seed and its code addresses, so it is replaced
+/// once it has made `forks` kernels, but not before it has served for `not_before`; with fewer kernels it is replaced
+/// once it has served for `after`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotation {
     pub forks: u32,
@@ -164,7 +165,7 @@ impl Arrival {
         match (kind, fds.next()) {
             ([KERNEL], None) => Ok(Self::Kernel(fork)),
             ([DRIVER], Some(leash)) => Ok(Self::Driver(fork, leash)),
-            _ => Err(io::Error::other("nobody knows what was put into this sandbox")),
+            _ => Err(io::Error::other("an unknown kind of process was put into this sandbox")),
         }
     }
 }
@@ -183,11 +184,11 @@ pub(crate) struct ForkRequest {
     pub steps: Vec<ConfineStep>,
 }
 
-/// What the launcher has to do as the result of a request.
+/// The action that the launcher has to take as the result of a request.
 #[derive(Debug)]
 pub(crate) enum ForkOutcome {
     /// Reply to the request.
-    Answer(u64, LauncherReply),
+    Reply(u64, LauncherReply),
     /// Hand the fork to the guest, then reply.
     Forked { request: u64, sandbox: u64, fork: Fork },
 }
@@ -208,7 +209,7 @@ impl Sent {
         if let Some(process) = &self.begun {
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
-        ForkOutcome::Answer(self.request, unavailable(why))
+        ForkOutcome::Reply(self.request, unavailable(why))
     }
 }
 
@@ -231,7 +232,7 @@ struct Zygote {
     log: OwnedFd,
     logged: usize,
     /// The last output, reported if the interpreter does not start.
-    last_words: String,
+    last_output: String,
     state: ZygoteState,
     forks: u32,
     sent: BTreeMap<u64, Sent>,
@@ -287,7 +288,7 @@ impl ZygoteSupervisor {
         self.start(epoll);
     }
 
-    /// Ends all interpreters. Open orders are answered when the interpreters are gone.
+    /// Ends all interpreters. The replies to open orders follow when the interpreters are gone.
     pub(crate) fn end(&mut self) {
         self.recipe = None;
         self.restart.reset();
@@ -310,7 +311,7 @@ impl ZygoteSupervisor {
     pub(crate) fn fork(&mut self, wanted: ForkRequest) {
         if self.ready().is_none() || self.queue.len() >= MAX_QUEUE {
             let why = if self.recipe.is_some() { "it is not ready" } else { "there is none" };
-            return self.outcomes.push(ForkOutcome::Answer(wanted.request, unavailable(why)));
+            return self.outcomes.push(ForkOutcome::Reply(wanted.request, unavailable(why)));
         }
         self.queue.push_back(wanted);
         self.send();
@@ -329,7 +330,7 @@ impl ZygoteSupervisor {
 
     pub(crate) fn event(&mut self, fd: WatchedFd, key: u64) {
         match fd {
-            WatchedFd::Control => while self.hear(key) {},
+            WatchedFd::Control => while self.read_message(key) {},
             WatchedFd::Log => self.relay(key),
             WatchedFd::Process => {}
         }
@@ -339,13 +340,13 @@ impl ZygoteSupervisor {
     pub(crate) fn reaped(&mut self, pid: Pid) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.pid == pid) else { return false };
         // Its last messages may still be unread.
-        while self.hear(self.zygotes[at].key) {}
+        while self.read_message(self.zygotes[at].key) {}
         let zygote = self.zygotes.remove(at);
         self.outcomes.extend(zygote.sent.into_values().map(|sent| sent.give_up("it has ended")));
         let stable = match zygote.state {
             ZygoteState::Retired { .. } => return true,
             ZygoteState::Starting { .. } => {
-                let why = format!("it ended before it was ready: {}", zygote.last_words);
+                let why = format!("it ended before it was ready: {}", zygote.last_output);
                 log(&format!("launcher: the warm interpreter: {why}"));
                 if self.ready().is_none() {
                     self.fail_all(&why);
@@ -384,7 +385,7 @@ impl ZygoteSupervisor {
         let now = Instant::now();
         for zygote in &mut self.zygotes {
             let stuck = zygote.sent.extract_if(.., |_, sent| sent.begun.is_some() && now >= sent.until);
-            self.outcomes.extend(stuck.map(|(_, sent)| sent.give_up("the sandbox kept the fork from its end")));
+            self.outcomes.extend(stuck.map(|(_, sent)| sent.give_up("the sandbox kept the fork from completing")));
             let late = match zygote.state {
                 ZygoteState::Starting { until } => now >= until,
                 ZygoteState::Ready { .. } | ZygoteState::Retired { .. } => {
@@ -392,7 +393,7 @@ impl ZygoteSupervisor {
                 }
             };
             if late {
-                zygote.last_words = "it took too long".into();
+                zygote.last_output = "it took too long".into();
                 zygote.kill();
             }
         }
@@ -424,12 +425,12 @@ impl ZygoteSupervisor {
         self.zygotes.iter().position(|z| matches!(z.state, ZygoteState::Ready { .. }))
     }
 
-    /// Answers all waiting requests, so that none waits for an interpreter that does not exist.
+    /// Replies to all waiting requests, so that none waits for an interpreter that does not exist.
     fn fail_all(&mut self, why: &str) {
         let waiting = self.waiting.drain(..);
         let queued = self.queue.drain(..).map(|wanted| wanted.request);
-        let answers = waiting.chain(queued).map(|request| ForkOutcome::Answer(request, unavailable(why)));
-        self.outcomes.extend(answers);
+        let replies = waiting.chain(queued).map(|request| ForkOutcome::Reply(request, unavailable(why)));
+        self.outcomes.extend(replies);
     }
 
     fn start(&mut self, epoll: &OwnedFd) {
@@ -448,7 +449,7 @@ impl ZygoteSupervisor {
     }
 
     /// Reads one message. Returns false if there is none.
-    fn hear(&mut self, key: u64) -> bool {
+    fn read_message(&mut self, key: u64) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.key == key) else { return false };
         let zygote = &mut self.zygotes[at];
         let (message, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
@@ -479,11 +480,11 @@ impl ZygoteSupervisor {
             }
             ZygoteMessage::Refused { number, message } => {
                 if let Some(sent) = zygote.sent.remove(&number) {
-                    self.outcomes.push(ForkOutcome::Answer(sent.request, unavailable(&message)));
+                    self.outcomes.push(ForkOutcome::Reply(sent.request, unavailable(&message)));
                 }
             }
             ZygoteMessage::Note { message } => log(&format!("warm interpreter: {message}")),
-            ZygoteMessage::Failed { message, .. } => zygote.last_words = message,
+            ZygoteMessage::Failed { message, .. } => zygote.last_output = message,
         }
         self.send();
         true
@@ -499,7 +500,7 @@ impl ZygoteSupervisor {
             }
         }
         self.zygotes[at].state = ZygoteState::Ready { since: Instant::now() };
-        self.outcomes.extend(self.waiting.drain(..).map(|request| ForkOutcome::Answer(request, LauncherReply::Done)));
+        self.outcomes.extend(self.waiting.drain(..).map(|request| ForkOutcome::Reply(request, LauncherReply::Done)));
     }
 
     fn send(&mut self) {
@@ -517,7 +518,7 @@ impl ZygoteSupervisor {
             let request = wanted.request;
             match order(&self.zygotes[at].socket, number, wanted) {
                 Ok(sent) => drop(self.zygotes[at].sent.insert(number, sent)),
-                Err(e) => self.outcomes.push(ForkOutcome::Answer(request, unavailable(&e.to_string()))),
+                Err(e) => self.outcomes.push(ForkOutcome::Reply(request, unavailable(&e.to_string()))),
             }
         }
     }
@@ -531,7 +532,7 @@ impl ZygoteSupervisor {
             Ok(got) => {
                 zygote.logged += got;
                 if let Some(line) = String::from_utf8_lossy(&buffer[..got]).lines().rfind(|l| !l.trim().is_empty()) {
-                    zygote.last_words = line.trim().chars().take(300).collect();
+                    zygote.last_output = line.trim().chars().take(300).collect();
                 }
                 if zygote.logged <= LOG_BYTES {
                     relay("warm interpreter", &buffer[..got]);
@@ -567,7 +568,7 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
         socket,
         log,
         logged: 0,
-        last_words: "it did not say why".into(),
+        last_output: "it did not say why".into(),
         state: ZygoteState::Starting { until: Instant::now() + START_TIME },
         forks: 0,
         sent: BTreeMap::new(),
@@ -577,8 +578,8 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
 /// Turns the child into the interpreter. Returns only on failure, after it has reported the error to the launcher.
 fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
     let keep = [socket.as_fd(), log.as_fd(), recipe.library.as_fd()];
-    let alone = sys::separate_child(&keep);
-    let Ok(control) = alone.and_then(|()| rustix::io::fcntl_dupfd_cloexec(&socket, 64)) else { return };
+    let separated = sys::separate_child(&keep);
+    let Ok(control) = separated.and_then(|()| rustix::io::fcntl_dupfd_cloexec(&socket, 64)) else { return };
     if apply::finish(&recipe.plan, control)
         && let Err(e) = execute(recipe, &socket, &log)
     {

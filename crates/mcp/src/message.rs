@@ -182,7 +182,8 @@ fn notification(method: &str, params: Option<Value>) -> Message {
     let Some(Value::Object(mut params)) = params.filter(|_| method == "notifications/cancelled") else {
         return Message::Ignored;
     };
-    let reason = params.get("reason").and_then(Value::as_str).map(str::to_owned);
+    // What is kept of the message is not counted, so it has to be short.
+    let reason = params.get("reason").and_then(Value::as_str).map(|reason| text::shown(reason).into_owned());
     match params.remove("requestId") {
         Some(id) if is_id(&id) => Message::Cancelled { id, reason },
         _ => Message::Ignored,

@@ -1,4 +1,5 @@
-//! A frame consists of a fixed header, which is enough to route it without decoding, and a payload.
+//! This module encodes and decodes frames. A frame consists of a fixed header, which is enough to route it without
+//! decoding, and a payload.
 //!
 //! ```text
 //! 0        4      5        8                16
@@ -17,7 +18,7 @@ pub const HEADER: usize = 16;
 
 /// Maximum capacity that an empty decoder retains. Without it, one large message would occupy memory for as long as the
 /// connection lives.
-const KEPT: usize = 64 << 10;
+const MAX_RETAINED: usize = 64 << 10;
 
 /// Type of a payload. Data frames contain raw bytes, so output and files are never JSON-escaped in transit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +98,7 @@ pub struct Decoder {
 
 impl Decoder {
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.start > 0 && (self.start == self.buffer.len() || self.start >= KEPT) {
+        if self.start > 0 && (self.start == self.buffer.len() || self.start >= MAX_RETAINED) {
             self.buffer.drain(..self.start);
             self.start = 0;
         }
@@ -122,7 +123,7 @@ impl Decoder {
         self.start += HEADER + length;
         if self.start == self.buffer.len() {
             self.buffer.clear();
-            self.buffer.shrink_to(KEPT);
+            self.buffer.shrink_to(MAX_RETAINED);
             self.start = 0;
         }
         Ok(Some(frame))
@@ -173,7 +174,7 @@ mod tests {
         let mut decoder = Decoder::default();
         bytes.chunks(64 << 10).for_each(|chunk| decoder.push(chunk));
         assert_eq!(decoder.next_frame().unwrap().unwrap().payload.len(), MAX_MESSAGE);
-        assert!(decoder.buffer.capacity() <= KEPT, "{}", decoder.buffer.capacity());
+        assert!(decoder.buffer.capacity() <= MAX_RETAINED, "{}", decoder.buffer.capacity());
     }
 
     #[test]

@@ -13,14 +13,14 @@ pub mod native;
 mod stream;
 
 pub use jail::cgroup::Group;
-/// Says how much memory and how many processes one sandbox has, and what was killed since it was created.
+/// Memory and processes of one sandbox, and how many of its processes were killed since it was created.
 pub use jail::cgroup::Usage as Stats;
 pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
-/// The name of a kept volume is 64 lower-case hexadecimal digits. A new volume is created with this size; an existing
-/// one keeps its size.
+/// The kept volume of a sandbox. Its name is 64 lower-case hexadecimal digits. A new volume is created with this size;
+/// an existing one keeps its size.
 pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
 pub use jail::pool::Backoff;
-/// Inside, the files of the directory's owner belong to the sandbox's user.
+/// A directory of the host. In the sandbox, the files of its owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
 pub use jail::spec::{BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec, ZygoteStatus};
 
@@ -28,7 +28,7 @@ pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub type GuestStream = Box<dyn Duplex>;
 
-/// How strongly a sandbox is confined, weakest level first. The configured floor rejects anything lower.
+/// Isolation levels of a sandbox, weakest first. The configured floor rejects anything lower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {

@@ -93,7 +93,7 @@ impl Launcher {
         wire::send(socket, &request, &[]).map_err(lost)?;
         match wire::receive::<LauncherResponse>(socket).map_err(lost)? {
             Some((LauncherResponse { reply: LauncherReply::Survey(survey), .. }, _)) => Ok(examination(*survey)),
-            _ => Err(BackendError::Launcher("it did not answer".into())),
+            _ => Err(BackendError::Launcher("it did not reply to the survey".into())),
         }
     }
 }
@@ -238,7 +238,7 @@ impl Native {
             isolation: isolation.clone(),
             current: Mutex::new(current),
             zygote: Mutex::default(),
-            state: watch::Sender::new(LauncherStatus::Yes),
+            state: watch::Sender::new(LauncherStatus::Up),
         });
         if running.config.restarts {
             tokio::spawn(supervise(Arc::downgrade(&running), ended));
@@ -294,7 +294,7 @@ impl Native {
             reply @ (LauncherReply::InUse | LauncherReply::NoSpace { .. }) => refusal(reply),
             other => return Err(refusal(other)),
         };
-        // The launcher has taken everything back already.
+        // The launcher has already removed everything that it created.
         sandbox.destroyed.store(true, Ordering::Relaxed);
         Err(error)
     }
@@ -314,7 +314,7 @@ impl Backend for Native {
     }
 
     fn is_up(&self) -> bool {
-        *self.running.state.borrow() == LauncherStatus::Yes
+        *self.running.state.borrow() == LauncherStatus::Up
     }
 
     async fn given_up(&self) -> String {

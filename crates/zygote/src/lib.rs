@@ -1,4 +1,4 @@
-//! The library that the warm interpreter loads to be forked into sandboxes, with the one function that it calls.
+//! This library is loaded by the warm interpreter, so that it can be forked into sandboxes. It exports one function.
 //!
 //! The interpreter (Z) stays outside and waits for no other process; a kernel (Y) is a copy of it inside. Two
 //! short-lived processes are between them. W is a copy of Z, made for one kernel. It joins the sandbox's cgroups and
@@ -10,7 +10,7 @@
 //! instruction. Every process that code inside can stop, kill or have killed for memory (X, Y, and W together with X,
 //! whose memory it shares) exists for that sandbox alone.
 //!
-//! The only things this library knows of Python are three functions that it is given.
+//! The library knows nothing about Python except three functions that its caller passes.
 #![warn(unreachable_pub)]
 #![allow(unsafe_code)] // This crate forks by hand; see `spawn`.
 
@@ -29,7 +29,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use spawn::{Signals, Spawned};
 
-/// Functions that an interpreter has to call before and after a fork.
+/// The functions of the interpreter that have to be called before and after a fork.
 #[derive(Clone, Copy)]
 struct Hooks {
     before: extern "C" fn(),
@@ -37,7 +37,7 @@ struct Hooks {
     after_child: extern "C" fn(),
 }
 
-/// Reports that the interpreter is ready, and forks it whenever the launcher asks.
+/// Reports that the interpreter is ready, and forks it for every order of the launcher.
 ///
 /// In the interpreter, returns -1 when the launcher is gone, or when the interpreter cannot be forked; the latter is
 /// reported on standard error. In a kernel, returns the descriptor of its channel to the guest, once every restriction
@@ -78,7 +78,7 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     // No process may inspect the interpreter, or the copies of it on their way into a sandbox.
     process::set_not_dumpable()?;
     seccomp::compile(seccomp::Profile::Code);
-    // No W is waited for.
+    // Nothing waits for a W, so the Linux kernel reaps it.
     sys::ignore(libc::SIGCHLD);
     // One buffer is used throughout, because pages that are written between two forks are no longer shared with the
     // kernels.
@@ -94,8 +94,8 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
 
 /// Finds a mapping that is writable and stays shared after a fork, which would connect sandboxes with each other.
 fn shared_memory(maps: &str) -> Option<&str> {
-    let written = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.contains('w') && mode.ends_with('s'));
-    maps.lines().find(written)
+    let is_shared = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.contains('w') && mode.ends_with('s'));
+    maps.lines().find(is_shared)
 }
 
 /// Makes W. Returns a channel in the kernel that results from it, and `None` in the interpreter.
@@ -113,7 +113,7 @@ fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Ho
     let signals = Signals::block();
     let cloned = sys::clone3(0, cgroup.as_ref().map(AsFd::as_fd));
     if let Ok(Cloned::Child) = cloned {
-        // It is closed together with all other descriptors.
+        // `confine::enter` closes the descriptor together with all others.
         std::mem::forget(cgroup);
         sys::by_default(libc::SIGCHLD);
         let channel = bring_in(launcher, number, entry, &steps);
@@ -153,8 +153,8 @@ fn bring_in(launcher: BorrowedFd<'_>, number: u64, entry: SandboxEntry, steps: &
             channel
         }
         Ok(Spawned::Made { pid, process }) => {
-            let told = wire::send(launcher, &ZygoteMessage::Forked { number, pid }, &[process.as_fd()]);
-            if let Err(error) = told {
+            let sent = wire::send(launcher, &ZygoteMessage::Forked { number, pid }, &[process.as_fd()]);
+            if let Err(error) = sent {
                 let _ = pidfd_send_signal(&process, Signal::KILL);
                 // The user may have too many descriptors in flight. A refusal has none, so the launcher does not wait
                 // for a kernel in vain.

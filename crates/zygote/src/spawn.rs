@@ -1,4 +1,4 @@
-//! The fork into a sandbox's pid namespace, by way of a process that shares our memory.
+//! This module forks into a sandbox's pid namespace, by way of a process that shares our memory.
 //!
 //! After a plain fork we would be the parent, and the sandbox's PID 1 could not die before we have reaped the child; a
 //! second fork would copy the page tables again. X is created as by vfork (no copy, and we are suspended until it
@@ -90,7 +90,7 @@ std::arch::global_asm!(
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the warm interpreter is forked by code that this architecture does not have yet");
 
-/// What X leaves for us in the shared memory.
+/// The report that X leaves for us in the shared memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct SpawnReport {
@@ -100,15 +100,15 @@ struct SpawnReport {
 }
 
 /// Runs in X, which ends in this function; only Y returns from it.
-extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
+extern "C" fn fork_and_end(report: *mut SpawnReport) -> c_long {
     // SAFETY: the pointer leads into the frame of `spawn`, which is suspended until X ends. X has one thread, and no
     // handler can run in it because all signals are blocked; the C library's fork handles its own state in Y.
     unsafe {
-        let message = &mut *message;
+        let report = &mut *report;
         // Y has to be in a new session without leading it: a session leader that opens a terminal is tied to it and
         // dies with it.
         if libc::setsid() < 0 {
-            message.error = *libc::__errno_location();
+            report.error = *libc::__errno_location();
             libc::_exit(1)
         }
         let pid = libc::fork();
@@ -116,17 +116,17 @@ extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
             return 0;
         }
         if pid < 0 {
-            message.error = *libc::__errno_location();
+            report.error = *libc::__errno_location();
             libc::_exit(1)
         }
         // As the parent, X knows that the pid is still Y's; afterwards only the descriptor identifies Y.
-        message.process = libc::syscall(libc::SYS_pidfd_open, pid, 0) as c_int;
-        if message.process < 0 {
-            message.error = *libc::__errno_location();
+        report.process = libc::syscall(libc::SYS_pidfd_open, pid, 0) as c_int;
+        if report.process < 0 {
+            report.error = *libc::__errno_location();
             libc::kill(pid, libc::SIGKILL);
             libc::_exit(1)
         }
-        message.pid = pid;
+        report.pid = pid;
         libc::_exit(0)
     }
 }
@@ -136,16 +136,16 @@ pub(crate) fn spawn() -> io::Result<Spawned> {
     // This uses `clone`, whose flags the sandbox's filter can read. X shares our descriptor table, so the descriptor
     // that it opens for us outlives it.
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
-    let mut message = SpawnReport::default();
-    // SAFETY: `fork_and_end` fulfils the contract of the function, and `message` outlives X.
-    let result = unsafe { sandpool_vspawn(flags as c_ulong, fork_and_end, &raw mut message) };
+    let mut report = SpawnReport::default();
+    // SAFETY: `fork_and_end` fulfils the contract of the function, and `report` outlives X.
+    let result = unsafe { sandpool_vspawn(flags as c_ulong, fork_and_end, &raw mut report) };
     match result {
         0 => return Ok(Spawned::Kernel),
         ..0 => return Err(io::Error::from_raw_os_error(-result as c_int)),
         // SAFETY: a null status is allowed. X has ended, because the call has returned.
         1.. => unsafe { libc::waitpid(result as c_int, ptr::null_mut(), libc::__WALL) },
     };
-    match message {
+    match report {
         SpawnReport { error, .. } if error != 0 => Err(io::Error::from_raw_os_error(error)),
         SpawnReport { pid: pid @ 1.., process, .. } => {
             // SAFETY: X has opened it in our descriptor table, and nothing else uses it.

@@ -1,4 +1,5 @@
-//! This module carries out the requests of the host: it finds what a call is for, starts it, and answers refusals.
+//! This module carries out the requests of the host: it finds the kernel, command or file of a call, starts the work,
+//! and reports refusals.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -132,7 +133,7 @@ impl Server {
         }
     }
 
-    /// Gives the kernels what the transpiler has finished.
+    /// Submits the cells that the transpiler has finished to their kernels.
     pub(super) fn transpile(&mut self) {
         for (client, answer) in self.transpiler.advance(Instant::now()) {
             let waits = |kernel: &&mut Kernel| kernel.preparing() == Some(client.number);
@@ -175,7 +176,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts the browser. An existing browser ends, because a host that asks for another one has no use for it.
+    /// Starts the browser. An existing browser ends, because a host that starts another one no longer uses it.
     fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
         self.browser = None;
         self.uploads.forget();
@@ -198,7 +199,7 @@ impl Server {
                     self.fail(call, GuestFailure::Browser, why);
                 }
             }
-            Err(refused) => refused.tell(call, &mut self.host),
+            Err(failure) => failure.send(call, &mut self.host),
         }
     }
 

@@ -1,9 +1,9 @@
-//! This module runs the transpiler as a separate process, which reads requests from standard input and writes answers
+//! This module runs the transpiler as a separate process, which reads requests from standard input and writes replies
 //! to standard output.
 //!
 //! ```text
 //! request: language u8, number u64, length u32, code
-//! answer:  0 u8, length u32, length u32, code, map (empty: none)
+//! reply:   0 u8, length u32, length u32, code, map (empty: none)
 //!          1 u8, length u32, length u32, value, text      the code is at fault
 //!          2 u8, length u32, length u32, message, empty   the transpiler is at fault
 //! ```
@@ -19,16 +19,16 @@ use super::{Output, SourceCell, TranspileError, transpile};
 /// costs memory.
 const STACK: usize = 256 << 20;
 
-/// Maximum length of an answer. The transpiler never sends a longer one.
-const MAX_ANSWER: usize = 64 << 20;
+/// Maximum length of a reply. The transpiler never sends a longer one.
+const MAX_REPLY: usize = 64 << 20;
 
-/// Code that is transpiled before the first request, with its result discarded. Whatever runs for the first time takes
-/// ten times as long.
+/// Code that is transpiled before the first request, with its result discarded, because the first run takes ten times
+/// as long as later ones.
 const REHEARSAL: &str =
     "import a, { b } from 'c'\nvar d: number = await b(), e = 1\nclass F<G> {}\nconsole.log(a, d)\n";
 
 const REQUEST_HEADER: usize = 13;
-const ANSWER_HEADER: usize = 9;
+const REPLY_HEADER: usize = 9;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TranspileReply {
@@ -46,16 +46,16 @@ pub(crate) fn request(cell: SourceCell<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Parses the answer at the beginning of the bytes. Returns `None` while it is incomplete, and an error if it is
+/// Parses the reply at the beginning of the bytes. Returns `None` while it is incomplete, and an error if it is
 /// invalid.
-pub(crate) fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str> {
-    let Some(&[kind, a0, a1, a2, a3, b0, b1, b2, b3]) = bytes.first_chunk::<ANSWER_HEADER>() else { return Ok(None) };
+pub(crate) fn reply_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str> {
+    let Some(&[kind, a0, a1, a2, a3, b0, b1, b2, b3]) = bytes.first_chunk::<REPLY_HEADER>() else { return Ok(None) };
     let first = u32::from_le_bytes([a0, a1, a2, a3]) as usize;
     let second = u32::from_le_bytes([b0, b1, b2, b3]) as usize;
-    if first.saturating_add(second) > MAX_ANSWER {
+    if first.saturating_add(second) > MAX_REPLY {
         return Err("the answer is too long");
     }
-    let Some(body) = bytes.get(ANSWER_HEADER..ANSWER_HEADER + first + second) else { return Ok(None) };
+    let Some(body) = bytes.get(REPLY_HEADER..REPLY_HEADER + first + second) else { return Ok(None) };
     let (first, second) = body.split_at(first);
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| "the answer is not text");
     let (first, second) = (text(first)?, text(second)?);
@@ -67,14 +67,14 @@ pub(crate) fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'stat
     }
 }
 
-/// Writes the answer in one piece, because each write would wake the guest.
-fn answer(out: &mut impl Write, answer: &TranspileReply) -> io::Result<()> {
-    let (kind, first, second) = match answer {
+/// Writes the reply in one piece, because each write would wake the guest.
+fn write_reply(out: &mut impl Write, reply: &TranspileReply) -> io::Result<()> {
+    let (kind, first, second) = match reply {
         TranspileReply::Done(done) => (0, done.code.as_str(), done.map.as_deref().unwrap_or_default()),
         TranspileReply::Refused(refusal) => (1, refusal.value.as_str(), refusal.text.as_str()),
         TranspileReply::Broken(message) => (2, message.as_str(), ""),
     };
-    let mut bytes = Vec::with_capacity(ANSWER_HEADER + first.len() + second.len());
+    let mut bytes = Vec::with_capacity(REPLY_HEADER + first.len() + second.len());
     bytes.push(kind);
     bytes.extend_from_slice(&(first.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&(second.len() as u32).to_le_bytes());
@@ -83,13 +83,13 @@ fn answer(out: &mut impl Write, answer: &TranspileReply) -> io::Result<()> {
     out.write_all(&bytes)
 }
 
-/// Runs the transpiler: answers requests until the input ends.
+/// Runs the transpiler: replies to requests until the input ends.
 pub fn serve(input: impl Read + Send + 'static, output: impl Write + Send + 'static) -> io::Result<()> {
-    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || answer_all(input, output))?;
+    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || reply_to_all(input, output))?;
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the transpiler panicked")))
 }
 
-fn answer_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
+fn reply_to_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
     let _ = guarded(SourceCell { language: Language::Typescript, number: 0, code: REHEARSAL });
     loop {
         let mut header = [0; REQUEST_HEADER];
@@ -103,7 +103,7 @@ fn answer_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
         let code = String::from_utf8(code).map_err(io::Error::other)?;
         let language = if language == 1 { Language::Typescript } else { Language::Javascript };
         let number = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
-        answer(&mut output, &guarded(SourceCell { language, number, code: &code }))?;
+        write_reply(&mut output, &guarded(SourceCell { language, number, code: &code }))?;
     }
 }
 
@@ -112,8 +112,11 @@ fn guarded(cell: SourceCell<'_>) -> TranspileReply {
         Ok(Ok(output)) => TranspileReply::Done(output),
         Ok(Err(refusal)) => TranspileReply::Refused(refusal),
         Err(panic) => {
-            let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            TranspileReply::Broken(format!("the transpiler failed on this code: {}", said.unwrap_or("no reason given")))
+            let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            TranspileReply::Broken(format!(
+                "the transpiler failed on this code: {}",
+                message.unwrap_or("no reason given")
+            ))
         }
     }
 }

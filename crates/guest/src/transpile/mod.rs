@@ -13,7 +13,7 @@ mod strip;
 mod tests;
 
 pub use child::serve;
-pub(crate) use child::{TranspileReply, answer_from, request};
+pub(crate) use child::{TranspileReply, reply_from, request};
 
 use oxc::diagnostics::OxcDiagnostic;
 use proto::Language;
@@ -116,7 +116,7 @@ impl SourceCell<'_> {
         let Some(at) = fault.at else {
             return TranspileError { text: format!("{}\nSyntaxError: {value}\n", self.name()), value };
         };
-        let (line, column, shown) = place(self.code, at);
+        let (line, column, shown) = position(self.code, at);
         let indent: String = shown.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         let text = format!("{}:{line}:{column}\n{shown}\n{indent}^\n\nSyntaxError: {value}\n", self.name());
         TranspileError { value, text }
@@ -125,7 +125,7 @@ impl SourceCell<'_> {
 
 /// Returns the line and column of a byte (in characters, starting at 1), and the text of the line, truncated if it is
 /// very long.
-fn place(code: &str, at: usize) -> (usize, usize, &str) {
+fn position(code: &str, at: usize) -> (usize, usize, &str) {
     const SHOWN: usize = 400;
     let at = code.floor_char_boundary(at.min(code.len()));
     let start = code[..at].rfind('\n').map_or(0, |newline| newline + 1);

@@ -75,7 +75,7 @@ pub(super) fn map(
         match piece {
             Piece::New(text) => text.chars().for_each(|c| here.pass(c)),
             Piece::Source(range) => {
-                let mut there = place_of(range.start, source, &lines);
+                let mut there = position_of(range.start, source, &lines);
                 let mut word = false;
                 for c in source[range.clone()].chars() {
                     // One token per word is enough, because a look-up finds the token at or before the requested
@@ -97,7 +97,7 @@ pub(super) fn map(
     SourceMap::new(None, Vec::new(), None, sources, contents, tokens.into(), None).to_json_string()
 }
 
-fn place_of(at: usize, source: &str, lines: &[usize]) -> TextPosition {
+fn position_of(at: usize, source: &str, lines: &[usize]) -> TextPosition {
     let line = lines.partition_point(|&start| start <= at) - 1;
     let column = source[lines[line]..at].encode_utf16().count() as u32;
     TextPosition { line: line as u32, column }

@@ -28,7 +28,7 @@ use super::strip::no_jsx;
 
 pub(super) fn rewrite(code: &str) -> Result<Vec<Piece>, Fault> {
     let allocator = Allocator::default();
-    let (program, semantic) = understood(&allocator, code)?;
+    let (program, semantic) = analyse(&allocator, code)?;
     let mut plan = Rewriter::new(code, names(&semantic));
     plan.find_hoisted(program);
     plan.visit_program(program);
@@ -41,18 +41,18 @@ pub(super) fn rewrite(code: &str) -> Result<Vec<Piece>, Fault> {
 /// Parses the cell as a module, because it may use `import` and `await`, but checks it against the rules of a sloppy
 /// script, which it is going to be, unless it contains something that only a module may contain. Code that only a
 /// script may contain (`with`, old octals) is parsed as a script.
-fn understood<'a>(allocator: &'a Allocator, code: &'a str) -> Result<(&'a Program<'a>, Semantic<'a>), Fault> {
+fn analyse<'a>(allocator: &'a Allocator, code: &'a str) -> Result<(&'a Program<'a>, Semantic<'a>), Fault> {
     let (module, script) = (SourceType::mjs(), SourceType::script());
-    let program = match parsed(allocator, code, module) {
+    let program = match parse(allocator, code, module) {
         Ok(program) => program,
-        Err(fault) => match parsed(allocator, code, script) {
-            Ok(program) => return analysed(allocator, program, script),
-            Err(_) if parsed(allocator, code, SourceType::jsx()).is_ok() => return Err(no_jsx(fault)),
+        Err(fault) => match parse(allocator, code, script) {
+            Ok(program) => return check(allocator, program, script),
+            Err(_) if parse(allocator, code, SourceType::jsx()).is_ok() => return Err(no_jsx(fault)),
             Err(_) => return Err(fault),
         },
     };
     let is_module = program.body.iter().any(|statement| statement.is_module_declaration() || is_using(statement));
-    analysed(allocator, program, if is_module { module } else { script })
+    check(allocator, program, if is_module { module } else { script })
 }
 
 fn is_using(statement: &Statement<'_>) -> bool {
@@ -60,7 +60,7 @@ fn is_using(statement: &Statement<'_>) -> bool {
     matches!(statement, Statement::VariableDeclaration(declaration) if matches!(declaration.kind, Using | AwaitUsing))
 }
 
-fn analysed<'a>(
+fn check<'a>(
     allocator: &'a Allocator,
     mut program: Program<'a>,
     rules: SourceType,
@@ -74,7 +74,7 @@ fn analysed<'a>(
     }
 }
 
-fn parsed<'a>(allocator: &'a Allocator, code: &'a str, kind: SourceType) -> Result<Program<'a>, Fault> {
+fn parse<'a>(allocator: &'a Allocator, code: &'a str, kind: SourceType) -> Result<Program<'a>, Fault> {
     let parsed = Parser::new(allocator, code, kind).parse();
     Fault::first_of(&parsed.diagnostics).map_or(Ok(parsed.program), Err)
 }
@@ -103,6 +103,7 @@ fn names(semantic: &Semantic<'_>) -> HashMap<String, Name> {
     scoping.iter_bindings_in(scoping.root_scope_id()).map(describe).collect()
 }
 
+/// A function that moves to the head of the cell.
 struct Moved {
     name: String,
     range: Range<usize>,

@@ -17,15 +17,15 @@ pub(super) struct Stripped {
     pub code: String,
     /// Pairs of a position in `code` and a position in the cell, sorted. Lines and columns start at 0; columns count
     /// UTF-16 units.
-    places: Vec<((u32, u32), (u32, u32))>,
+    positions: Vec<((u32, u32), (u32, u32))>,
 }
 
 impl Stripped {
     /// Returns the position in the cell from which the code at this position comes.
     pub(super) fn origin(&self, line: u32, column: u32) -> Option<(u32, u32)> {
-        let after = self.places.partition_point(|(place, _)| *place <= (line, column));
-        let (place, origin) = self.places.get(after.checked_sub(1)?)?;
-        (place.0 == line).then_some(*origin)
+        let after = self.positions.partition_point(|(position, _)| *position <= (line, column));
+        let (position, origin) = self.positions.get(after.checked_sub(1)?)?;
+        (position.0 == line).then_some(*origin)
     }
 }
 
@@ -54,14 +54,14 @@ pub(super) fn strip(code: &str) -> Result<Stripped, Fault> {
     let printing = CodegenOptions { source_map_path: Some("cell.ts".into()), ..CodegenOptions::default() };
     let printed = Codegen::new().with_options(printing).build(&program);
     let tokens = printed.map.iter().flat_map(|map| map.get_tokens());
-    let mut places: Vec<_> =
+    let mut positions: Vec<_> =
         tokens.map(|t| ((t.get_dst_line(), t.get_dst_col()), (t.get_src_line(), t.get_src_col()))).collect();
-    places.sort_unstable();
+    positions.sort_unstable();
     let mut code = printed.code;
     if silent {
         code.push_str("void 0;\n");
     }
-    Ok(Stripped { code, places })
+    Ok(Stripped { code, positions })
 }
 
 /// Returns options that lower only TypeScript itself.

@@ -173,7 +173,7 @@ fn the_browser_is_asked_through_the_guest() {
     let call = sandbox.start();
     assert_eq!(
         sandbox.failure(call),
-        (GuestFailure::Browser, "cannot start the browser: no driver of a browser was put into this sandbox".into())
+        (GuestFailure::Browser, "cannot start the browser: no browser driver was put into this sandbox".into())
     );
     sandbox.put_driver();
     let call = sandbox.start();

@@ -1,4 +1,4 @@
-//! The errors of a plan: each names the step's syscall and path.
+//! This module defines the errors of a plan: each names the step's syscall and path.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};

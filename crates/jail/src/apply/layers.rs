@@ -1,4 +1,4 @@
-//! Shows the host's files to a sandbox on inodes that belong to the sandbox.
+//! This module shows the host's files to a sandbox on inodes that belong to the sandbox.
 //!
 //! A bind mount shows the host's inode, and inodes are what inotify watches and `flock` locks: sandboxes that share an
 //! inode can watch and block each other and the host. An overlay without an upper layer shows the same files, backed by

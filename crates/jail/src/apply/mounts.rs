@@ -1,4 +1,4 @@
-//! The steps that build the tree of mounts.
+//! This module applies the steps that build the tree of mounts.
 //!
 //! All mounts are handled through descriptors: a mount is created or copied detached, receives its attributes, and is
 //! only then attached to a target that was opened beneath the new root without following symlinks. A mounted file
@@ -190,7 +190,7 @@ impl ApplyState {
         (self.null, self.empty) = (None, None);
         let here = Path::new("/");
         rustix::process::fchdir(&root).at(Syscall::Chdir, here)?;
-        // Both roots are now mounted at the same place. The old root is on top and is unmounted.
+        // Both roots are now mounted at the same path. The old root is on top and is unmounted.
         rustix::process::pivot_root(".", ".").at(Syscall::PivotRoot, here)?;
         rustix::mount::unmount(".", UnmountFlags::DETACH).at(Syscall::Umount, here)?;
         rustix::process::chdir("/").at(Syscall::Chdir, here)
@@ -254,7 +254,7 @@ fn check_device(fd: &OwnedFd, number: (u32, u32), at: &Path) -> Result<(), Apply
     let found = rustix::fs::fstat(fd).at(Syscall::Stat, at)?;
     let is_char = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
     if !is_char || (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev)) != number {
-        return Err(ApplyError::Wrong { at: at.to_owned(), why: "another device than its name says" });
+        return Err(ApplyError::Wrong { at: at.to_owned(), why: "it is a different device than its name says" });
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The steps that mount volumes: the sandbox's own, a kept one and shared directories.
+//! This module applies the steps that mount volumes: the sandbox's volume, a kept one and shared directories.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -139,7 +139,7 @@ impl ApplyState {
         }
     }
 
-    /// Unmounts a volume from its temporary place. The copies of its directories keep it alive.
+    /// Unmounts a volume from its temporary mount point. The copies of its directories keep it alive.
     pub(super) fn hide(&self, volume: &str) -> Result<(), ApplyError> {
         let at = Path::new(volume);
         rustix::process::fchdir(self.root()?).at(Syscall::Chdir, at)?;
@@ -163,7 +163,7 @@ pub(super) fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> R
 /// Creates a user namespace with these id maps, for an idmapped mount. A process has to live in it while the maps are
 /// written.
 fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
-    let (_, pidfd) = sys::spawn_child(libc::CLONE_NEWUSER, None, || sys::wait_for_the_end())
+    let (_, pidfd) = sys::spawn_child(libc::CLONE_NEWUSER, None, || sys::wait_until_killed())
         .at(Syscall::Clone, Path::new("user"))?;
     let made = write_remap(&pidfd, remap);
     rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Syscall::Clone, Path::new("user"))?;

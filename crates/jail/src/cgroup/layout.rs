@@ -1,4 +1,4 @@
-//! The controllers that the server can use here: found, claimed and given back.
+//! This module finds, claims and releases the controllers that the server can use on this machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::instance;
 use crate::scope::{self, Manager};
 
 use super::tree::Tree;
-use super::v2::{Claimed, Unified, take};
+use super::v2::{self, Claimed, Unified};
 use super::{Absence, Controller, Hierarchy, Mount, Version, directory, lists, memberships, mounts};
 
 /// The controllers that can be used here, and the reasons why the others cannot.
@@ -54,7 +54,7 @@ impl Layout {
     pub(crate) fn obtain(source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
         let root = Path::new("/");
         if source == CgroupSource::Nothing {
-            let why = Absence::new("this server is to have no cgroup", "");
+            let why = Absence::new("cgroups are turned off for this server", "");
             return Self { absent: Controller::ALL.map(|c| (c, why.clone())).into(), ..Self::default() };
         }
         let found = Self::find(root, OwnTree { pids, scope: None }, claim);
@@ -74,7 +74,8 @@ impl Layout {
         let manager = match manager {
             Err(Absence { why, what_to_do }) => return self.without_scope(&why, &what_to_do),
             Ok(_) if source == CgroupSource::Given => {
-                return self.without_scope("systemd is not to be asked for a scope", "set `systemd_scope = true`");
+                return self
+                    .without_scope("requesting a scope from systemd is turned off", "set `systemd_scope = true`");
             }
             Ok(manager) => manager,
         };
@@ -84,11 +85,11 @@ impl Layout {
                 Err(no) => self.without_scope(&no, scope::REACH),
             };
         }
-        let asked = instance::random_name().map_err(|e| e.to_string()).and_then(|random| {
+        let started = instance::random_name().map_err(|e| e.to_string()).and_then(|random| {
             let name = format!("sandpool-{random}.scope");
             manager.start_scope(&name).map(|()| name)
         });
-        match asked {
+        match started {
             Ok(name) => Self::find(root, OwnTree { pids, scope: Some(&name) }, true),
             Err(no) => self.without_scope(&no, scope::REACH),
         }
@@ -141,25 +142,25 @@ impl Layout {
             layout.absent.extend(wanted.iter().map(|c| (*c, why.clone())));
             return layout;
         };
-        let place = unified.place(root, &wanted, ours).and_then(|place| {
+        let point = unified.attach_point(root, &wanted, ours).and_then(|point| {
             if claim {
-                layout.claimed = take(root, &place, ours)?;
+                layout.claimed = v2::claim(root, &point, ours)?;
             }
-            Ok(place)
+            Ok(point)
         });
-        match place {
-            Ok(place) => {
+        match point {
+            Ok(point) => {
                 for controller in wanted {
-                    if place.controllers.contains(&controller) {
-                        layout.add(Version::V2, controller, place.base.clone());
+                    if point.controllers.contains(&controller) {
+                        layout.add(Version::V2, controller, point.base.clone());
                     } else {
-                        layout.absent.insert(controller, unified.not_given(&place.base, controller));
+                        layout.absent.insert(controller, unified.missing_controller(&point.base, controller));
                     }
                 }
             }
             Err(why) => layout.absent.extend(wanted.into_iter().map(|c| {
                 let has = lists(&unified.top, "cgroup.controllers", c);
-                (c, if has { why.clone() } else { unified.not_given(&unified.top, c) })
+                (c, if has { why.clone() } else { unified.missing_controller(&unified.top, c) })
             })),
         }
         layout

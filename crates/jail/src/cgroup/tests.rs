@@ -324,7 +324,7 @@ fn w39_a_unit_that_is_not_delegated_is_not_used() {
     let before = everything(&root);
     assert_eq!(
         why(&Layout::find(&root, ours, true)),
-        "the unit `a.service` is not delegated, so that its cgroup is systemd's → set `Delegate=yes` in the unit"
+        "the unit `a.service` is not delegated, so its cgroup belongs to systemd → set `Delegate=yes` in the unit"
     );
     assert_eq!(everything(&root), before);
     delegate(&root, &own[1..]);

@@ -1,4 +1,4 @@
-//! The server's tree of cgroups: groups, sandboxes and their parts, with limits and counters.
+//! This module manages the server's tree of cgroups: groups, sandboxes and their parts, with limits and counters.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -27,7 +27,7 @@ impl Tree {
     /// Returns the cgroup of a sandbox without creating it. `groups` starts with the outermost; `split` gives the
     /// browser a separate part.
     pub(crate) fn sandbox(&self, groups: &[Group], sandbox: &str, split: bool) -> Cgroup {
-        let dir = |h: &Hierarchy| around(h, groups).pop().unwrap_or_else(|| h.base.clone()).join(sandbox);
+        let dir = |h: &Hierarchy| group_dirs(h, groups).pop().unwrap_or_else(|| h.base.clone()).join(sandbox);
         Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect(), split }
     }
 
@@ -49,7 +49,7 @@ impl Tree {
             // The groups usually exist, and checking each of them would cost as much as creating one.
             match make(hierarchy, dir, sandbox.1, kind) {
                 Err(e) if e.kind() == ErrorKind::NotFound && !dir.exists() => {
-                    for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
+                    for (parent, group) in group_dirs(hierarchy, groups).iter().zip(groups) {
                         let Group { memory_bytes, cpu_millis, .. } = *group;
                         let limits = CgroupLimits { memory_bytes, cpu_millis, pids: None };
                         make(hierarchy, parent, limits, CgroupKind::Group)?;
@@ -72,13 +72,13 @@ impl Tree {
     /// Removes the groups that are empty, from the innermost outwards. Groups in use stay.
     pub(crate) fn tidy(&self, groups: &[Group]) {
         for hierarchy in &self.hierarchies {
-            let _ = around(hierarchy, groups).iter().rev().try_for_each(fs::remove_dir);
+            let _ = group_dirs(hierarchy, groups).iter().rev().try_for_each(fs::remove_dir);
         }
     }
 }
 
 /// Returns the directories of the groups, outermost first.
-fn around(hierarchy: &Hierarchy, groups: &[Group]) -> Vec<PathBuf> {
+fn group_dirs(hierarchy: &Hierarchy, groups: &[Group]) -> Vec<PathBuf> {
     let deeper = |dir: &mut PathBuf, group: &Group| {
         dir.push(&group.name);
         Some(dir.clone())

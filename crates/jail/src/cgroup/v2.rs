@@ -1,4 +1,4 @@
-//! The v2 hierarchy: the cgroup below which the server may create a tree, and what has to change in it for that.
+//! This module handles the v2 hierarchy: it finds the cgroup below which the server may create a tree, and prepares it.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -59,13 +59,18 @@ impl Unified {
     /// that unit is delegated. A unit that is not delegated belongs to systemd, which ends a service when a process in
     /// it, at any depth, is killed for lack of memory. Without a unit (in a container or under another init) only the
     /// server's own cgroup qualifies, because the one above may have fewer limits.
-    pub(super) fn place(&self, root: &Path, wanted: &[Controller], ours: OwnTree<'_>) -> Result<AttachPoint, Absence> {
+    pub(super) fn attach_point(
+        &self,
+        root: &Path,
+        wanted: &[Controller],
+        ours: OwnTree<'_>,
+    ) -> Result<AttachPoint, Absence> {
         let unit = self.unit();
         let last = match unit {
             None => &self.own,
             Some(unit) if is_delegated(unit, ours.scope) => unit,
             Some(unit) => {
-                let why = format!("the unit `{}` is not delegated, so that its cgroup is systemd's", name_of(unit));
+                let why = format!("the unit `{}` is not delegated, so its cgroup belongs to systemd", name_of(unit));
                 return Err(Absence::new(why, "set `Delegate=yes` in the unit"));
             }
         };
@@ -95,7 +100,7 @@ impl Unified {
             let why = format!("other processes than the server's are in the cgroup `{shown}` ({stranger})");
             return Err(Absence::new(
                 why,
-                "start the server alone in its cgroup: by `exec` in the script that starts it, or in a unit of its own",
+                "start the server alone in its cgroup: by `exec` in the script that starts it, or in a separate unit",
             ));
         }
         for file in ["", "cgroup.subtree_control", "cgroup.procs"] {
@@ -107,12 +112,12 @@ impl Unified {
         }
         let usable: Vec<_> = wanted.iter().copied().filter(|c| lists(dir, "cgroup.controllers", *c)).collect();
         match wanted.iter().find(|c| **c == Controller::Memory && !usable.contains(c)) {
-            Some(memory) => Err(self.not_given(dir, *memory)),
+            Some(memory) => Err(self.missing_controller(dir, *memory)),
             None => Ok(usable),
         }
     }
 
-    pub(super) fn not_given(&self, dir: &Path, controller: Controller) -> Absence {
+    pub(super) fn missing_controller(&self, dir: &Path, controller: Controller) -> Absence {
         let name = controller.name();
         if !lists(&self.top, "cgroup.controllers", controller) {
             let why = format!("cgroup v2 has no controller `{name}` here");
@@ -151,8 +156,9 @@ fn is_delegated(unit: &Path, scope: Option<&str>) -> bool {
     };
     let owner = |dir: &Path| fs::metadata(dir).map(|found| found.uid()).ok();
     let own = rustix::process::getuid().as_raw();
-    let given = || own != 0 && owner(unit) == Some(own) && unit.parent().and_then(owner).is_some_and(|uid| uid != own);
-    marked("user.delegate") || marked("trusted.delegate") || given()
+    let handed_over =
+        || own != 0 && owner(unit) == Some(own) && unit.parent().and_then(owner).is_some_and(|uid| uid != own);
+    marked("user.delegate") || marked("trusted.delegate") || handed_over()
 }
 
 /// Returns whether this is the root cgroup of the machine, the only one that may have both processes and limited
@@ -198,10 +204,10 @@ fn descends(root: &Path, mut pid: Pid, ours: &[Pid]) -> bool {
 /// Cgroup to which the server's processes move when its own cgroup becomes the parent of the tree.
 pub(super) const LEAF: &str = "sandpool-server";
 
-/// Enables the controllers for children of the base in a single write, after moving our own processes out of the way.
-/// Reverts everything on failure.
-pub(super) fn take(root: &Path, place: &AttachPoint, ours: OwnTree<'_>) -> Result<Option<Claimed>, Absence> {
-    let AttachPoint { base, controllers } = place;
+/// Claims the attach point: enables the controllers for children of its cgroup in a single write, after moving our own
+/// processes out of the way. Reverts everything on failure.
+pub(super) fn claim(root: &Path, point: &AttachPoint, ours: OwnTree<'_>) -> Result<Option<Claimed>, Absence> {
+    let AttachPoint { base, controllers } = point;
     let lacking = || controllers.iter().copied().filter(|c| !lists(base, "cgroup.subtree_control", *c));
     let claimed = Claimed { base: base.clone(), enabled: lacking().collect(), existing: children(base) };
     let fail = |e: io::Error| {

@@ -1,4 +1,4 @@
-//! Handles the request for a sandbox, up to the process that builds it.
+//! This module handles the request for a sandbox, up to the process that builds it.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::apply::{self, Handles};
 use crate::cgroup::CgroupLimits;
 use crate::ids::{IdMap, Mode, Slots};
-use crate::kept_volumes::{KeptVolumeRequest, ParkedVolume, VolumeLease};
+use crate::kept_volumes::{KeptVolumeRequest, ParkedVolume, VolumeLease, VolumesFull};
 use crate::launcher::failed;
 use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
@@ -22,8 +22,8 @@ use crate::wire::{self, Create, LauncherReply};
 use crate::zygote;
 
 use super::{
-    BUILD_TIME, BuildStep, Keeper, LAUNCHER_STEPS, MAX_GROUPS, NAMESPACES, NAMESPACES_BESIDE_A_SPARE, Phase,
-    ReusedParts, SandboxRecord, check_name,
+    BUILD_TIME, BuildStep, Keeper, LAUNCHER_STEPS, MAX_GROUPS, NAMESPACES, NAMESPACES_WITH_A_SPARE, Phase, ReusedParts,
+    SandboxRecord, check_name,
 };
 
 impl Keeper {
@@ -34,7 +34,7 @@ impl Keeper {
         if let Some(KeptVolumeRequest { name, .. }) = &spec.kept
             && self.is_leased(name)
         {
-            self.answer(request, LauncherReply::InUse);
+            self.reply(request, LauncherReply::InUse);
             return Ok(());
         }
         if spec.groups.is_empty() || spec.groups.len() > MAX_GROUPS {
@@ -45,7 +45,7 @@ impl Keeper {
             return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
         }
         if let Err(message) = self.admits() {
-            self.answer(request, LauncherReply::NoSpace { message });
+            self.reply(request, LauncherReply::NoSpace { message });
             return Ok(());
         }
         let mut sandbox = SandboxRecord {
@@ -83,27 +83,28 @@ impl Keeper {
         self.pids.extend(sandbox.pid.map(|pid| (pid, key)));
         self.sandboxes.insert(key, sandbox);
         if let Err(e) = built {
-            // Everything created so far is removed like any sandbox; the answer follows when nothing is left.
+            // Everything created so far is removed like any sandbox; the reply follows when nothing is left.
             let message = e.to_string();
-            let full = e.kind() == io::ErrorKind::StorageFull;
+            // A client reads this refusal. Other errors that say ENOSPC may name paths of the host.
+            let full = e.get_ref().is_some_and(|why| why.is::<VolumesFull>());
             self.end(key, Some((request, if full { LauncherReply::NoSpace { message } } else { failed(message) })));
         }
         Ok(())
     }
 
     fn build(&mut self, key: u64, sandbox: &mut SandboxRecord, spec: &SandboxSpec) -> io::Result<()> {
-        sandbox.fails(BuildStep::Directory)?;
+        sandbox.fail_in_test(BuildStep::Directory)?;
         DirBuilder::new().mode(0o700).create(&sandbox.dir)?;
-        sandbox.fails(BuildStep::Kept)?;
+        sandbox.fail_in_test(BuildStep::Kept)?;
         sandbox.kept = spec.kept.as_ref().map(|wanted| self.lease_volume(sandbox, wanted, spec)).transpose()?;
-        sandbox.fails(BuildStep::Slot)?;
-        let brought = sandbox.kept.as_ref().and_then(|lease| lease.slot);
+        sandbox.fail_in_test(BuildStep::Slot)?;
+        let volume_slot = sandbox.kept.as_ref().and_then(|lease| lease.slot);
         let slots = self.slots.as_ref().map_or(1, Slots::count);
         let slot = match &mut self.slots {
-            Some(slots) if brought.is_none() => Some(slots.take()?),
+            Some(slots) if volume_slot.is_none() => Some(slots.take()?),
             _ => None,
         };
-        let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
+        let number = volume_slot.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
         sandbox.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
         if let (Some(_), Some(slots)) = (&spec.browser, &mut self.slots) {
             let slot = slots.take()?;
@@ -116,9 +117,9 @@ impl Keeper {
             None => (None, None, None),
         };
         (sandbox.slot, sandbox.kept_loop) = (slot.or(parked), device);
-        sandbox.fails(BuildStep::Template)?;
+        sandbox.fail_in_test(BuildStep::Template)?;
         let volume = self.volume(sandbox, spec)?;
-        sandbox.fails(BuildStep::Cgroup)?;
+        sandbox.fail_in_test(BuildStep::Cgroup)?;
         let (limits, browser) = (spec.limits.into(), spec.browser.map(CgroupLimits::from));
         sandbox.cgroup = self.tree.create(&spec.groups, (&sandbox.id, limits), browser)?;
         let spec = self.complete(sandbox, spec, volume);
@@ -129,13 +130,13 @@ impl Keeper {
         let own =
             sandbox.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
         let spare = if own { None } else { self.spares.take(&spec) };
-        sandbox.fails(BuildStep::Spare)?;
+        sandbox.fail_in_test(BuildStep::Spare)?;
         let prepared = spare.map(|Spare { prepared, volume, notes }| {
             sandbox.volume = volume;
             sandbox.notes.extend(notes);
             prepared
         });
-        sandbox.fails(BuildStep::Clone)?;
+        sandbox.fail_in_test(BuildStep::Clone)?;
         self.launch(key, sandbox, &plan, (prepared, mounted))
     }
 
@@ -155,16 +156,16 @@ impl Keeper {
     }
 
     fn notes(&self, spec: &SandboxSpec) -> Vec<String> {
-        let strangers = self.survey.mode == Mode::Sub && !spec.volumes.is_empty();
+        let unmapped = self.survey.mode == Mode::Sub && !spec.volumes.is_empty();
         let shared =
             "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
-        let alone = self.survey.mode == Mode::Single && spec.browser.is_some();
+        let same_uid = self.survey.mode == Mode::Single && spec.browser.is_some();
         let browser = match self.survey.landlock {
             Some(_) => "browser: it has the code's uid, and landlock alone keeps it from the code's files",
             None => "browser: it has the code's uid, and without landlock the code's files too",
         };
         let browser = format!("{browser} (use newuidmap, or start the server as root)");
-        let notes = [strangers.then(|| shared.to_owned()), alone.then_some(browser)];
+        let notes = [unmapped.then(|| shared.to_owned()), same_uid.then_some(browser)];
         notes.into_iter().flatten().collect()
     }
 
@@ -230,7 +231,7 @@ impl Keeper {
         let fail_at =
             sandbox.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
         let cgroup = sandbox.cgroup.code().open_v2()?;
-        let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
+        let namespaces = if prepared.is_some() { NAMESPACES_WITH_A_SPARE } else { NAMESPACES };
         let handles = Handles { control, guest, log, forks, prepared, kept };
         let build = || build_in_child(plan, handles, fail_at);
         let (pid, pidfd) = sys::spawn_child(namespaces, cgroup.as_ref().map(AsFd::as_fd), build)?;

@@ -1,4 +1,5 @@
-//! Work beside the requests: spares, parked volumes, and short-lived children for what would block the loop.
+//! This module does the work beside the requests: spares, parked volumes, and short-lived children for work that would
+//! block the loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -39,13 +40,13 @@ impl Keeper {
 
     /// Releases mounts. Unmounting takes milliseconds, which this loop cannot spare: a child holds the descriptors
     /// slightly longer than this process, so that they are unmounted when the child ends.
-    pub(super) fn release_mounts(&mut self, what: Vec<OwnedFd>) {
-        let Ok((wait, held)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
-        let keep: Vec<_> = what.iter().chain([&wait]).map(AsFd::as_fd).collect();
+    pub(super) fn release_mounts(&mut self, mounts: Vec<OwnedFd>) {
+        let Ok((wait, release)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
+        let keep: Vec<_> = mounts.iter().chain([&wait]).map(AsFd::as_fd).collect();
         self.chore(&keep, || {
             let _ = rustix::io::read(&wait, &mut [0]);
         });
-        drop((what, held));
+        drop((mounts, release));
     }
 
     /// Runs `work` in a child that keeps only these descriptors of the launcher.

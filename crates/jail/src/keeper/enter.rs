@@ -1,4 +1,4 @@
-//! Puts processes into a running sandbox: kernels forked from the warm interpreter, and browser drivers.
+//! This module puts processes into a running sandbox: kernels forked from the warm interpreter, and browser drivers.
 
 use std::ffi::CString;
 use std::io;
@@ -43,7 +43,7 @@ impl Keeper {
         let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) =
             self.sandboxes.get(&key)
         else {
-            self.answer(request, LauncherReply::Gone);
+            self.reply(request, LauncherReply::Gone);
             return Ok(());
         };
         let (v2, tasks) = (cgroup.code().open_v2()?, cgroup.code().open_tasks()?);
@@ -56,7 +56,7 @@ impl Keeper {
         let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
             self.sandboxes.get_mut(&key)
         else {
-            self.answer(request, LauncherReply::Gone);
+            self.reply(request, LauncherReply::Gone);
             return Ok(());
         };
         let missing = || io::Error::other("the sandbox was made without room for a browser");
@@ -66,7 +66,7 @@ impl Keeper {
             sandbox: key,
             guest: guest.try_clone()?,
             program: self.guest.try_clone()?,
-            former: driver.take(),
+            previous: driver.as_ref().map(OwnedFd::try_clone).transpose()?,
             v2: part.open_v2()?,
             tasks: part.open_tasks()?,
             part,
@@ -77,8 +77,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Answers the requests for drivers that have started or failed.
-    pub(super) fn driven(&mut self) {
+    /// Replies to the requests for drivers that have started or failed.
+    pub(super) fn reply_drivers(&mut self) {
         for driver::DriverOutcome { request, sandbox, made } in self.drivers.outcomes() {
             let sandbox = self.sandboxes.get_mut(&sandbox).filter(|sandbox| matches!(sandbox.phase, Phase::Running));
             let reply = match (made, sandbox) {
@@ -91,15 +91,15 @@ impl Keeper {
                     if sent { LauncherReply::Done } else { LauncherReply::Gone }
                 }
             };
-            self.answer(request, reply);
+            self.reply(request, reply);
         }
     }
 
-    /// Answers the requests to the warm interpreter that have been completed.
-    pub(super) fn warmed(&mut self) {
+    /// Replies to the requests to the warm interpreter that have been completed.
+    pub(super) fn reply_forks(&mut self) {
         for outcome in self.zygote.outcomes() {
             let (request, reply) = match outcome {
-                ForkOutcome::Answer(request, reply) => (request, reply),
+                ForkOutcome::Reply(request, reply) => (request, reply),
                 // If no guest takes the kernel, it sees the end of its channel and exits.
                 ForkOutcome::Forked { request, sandbox, fork } => {
                     match self.sandboxes.get(&sandbox).map(|sandbox| &sandbox.forks) {
@@ -111,7 +111,7 @@ impl Keeper {
                     }
                 }
             };
-            self.answer(request, reply);
+            self.reply(request, reply);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The life of a sandbox after its process was started: its set-up, its end, and the removal of its remains.
+//! This module handles a sandbox after its process was started: its set-up, its end, and the removal of its remains.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::net::SendFlags;
 use crate::apply::{self, SetupEvent};
 use crate::disk::Budget;
 use crate::kept_volumes::ParkedVolume;
-use crate::launcher::{answer_with, failed, relay};
+use crate::launcher::{failed, relay, send_reply_with};
 use crate::spare::Backing;
 use crate::spec;
 use crate::volume;
@@ -34,23 +34,23 @@ impl Keeper {
             (Some(SetupEvent::Note { message }), _) => sandbox.notes.push(message),
             (Some(SetupEvent::InUse), _) => self.fail_with(key, LauncherReply::InUse),
             (Some(SetupEvent::WantsMaps), _) => {
-                if let Some(message) = self.disk.as_mut().and_then(|disk| enter_books(disk, sandbox).err()) {
+                if let Some(message) = self.disk.as_mut().and_then(|disk| add_to_budget(disk, sandbox).err()) {
                     return self.fail_with(key, LauncherReply::NoSpace { message });
                 }
-                if let Err(e) = sandbox.fails(BuildStep::Maps).and_then(|()| write_maps(sandbox)) {
+                if let Err(e) = sandbox.fail_in_test(BuildStep::Maps).and_then(|()| write_maps(sandbox)) {
                     self.fail(key, &format!("id maps: {e}"));
                 }
             }
             (Some(SetupEvent::Exec), Phase::Building { exec, .. }) => *exec = true,
             (Some(SetupEvent::Failed { message, .. }), _) => self.fail(key, &message),
-            (None, Phase::Building { exec: true, .. }) => self.runs(key),
+            (None, Phase::Building { exec: true, .. }) => self.started(key),
             (None, Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
             (_, _) => sandbox.control = None,
         }
     }
 
-    /// Records that the guest has started, and answers the request.
-    fn runs(&mut self, key: u64) {
+    /// Records that the guest has started, and replies to the request.
+    fn started(&mut self, key: u64) {
         let Some(sandbox) = self.sandboxes.get_mut(&key) else { return };
         match sandbox.kept.as_mut().map_or(Ok(true), |lease| self.store.settle(lease)) {
             Ok(true) => {}
@@ -63,7 +63,7 @@ impl Keeper {
         if let Phase::Building { request, until, .. } = std::mem::replace(&mut sandbox.phase, Phase::Running) {
             self.deadlines.remove(&(until, key));
             let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
-            let _ = answer_with(&self.socket, request, LauncherReply::Created { notes }, &fds);
+            let _ = send_reply_with(&self.socket, request, LauncherReply::Created { notes }, &fds);
         }
     }
 
@@ -95,12 +95,12 @@ impl Keeper {
         }
     }
 
-    /// Kills the sandbox. The answer follows when nothing of it is left.
-    pub(super) fn end(&mut self, key: u64, answer: Option<(u64, LauncherReply)>) {
+    /// Kills the sandbox. The reply follows when nothing of it is left.
+    pub(super) fn end(&mut self, key: u64, reply: Option<(u64, LauncherReply)>) {
         let Some(sandbox) = self.sandboxes.get_mut(&key) else { return };
         sandbox.kill();
         self.zygote.leave(key);
-        let mut waiting: Vec<(u64, LauncherReply)> = answer.into_iter().collect();
+        let mut waiting: Vec<(u64, LauncherReply)> = reply.into_iter().collect();
         match &mut sandbox.phase {
             Phase::Ending { requests, .. } => return requests.append(&mut waiting),
             // The sandbox is destroyed before it was ready, so the request that created it is answered as well.
@@ -113,13 +113,14 @@ impl Keeper {
         let before = std::mem::replace(&mut sandbox.phase, Phase::Ending { requests: waiting, until });
         // A volume with an error is read-only, which its flags do not always show. Mounting it anew repairs it, so it
         // is not parked.
-        let erred = sandbox.kept_loop.is_some_and(|device| volume::has_errors(device.number));
-        let well = |mount: &OwnedFd| {
+        let has_errors = sandbox.kept_loop.is_some_and(|device| volume::has_errors(device.number));
+        let is_writable = |mount: &OwnedFd| {
             let found = rustix::fs::fstatvfs(mount);
-            !erred && found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+            !has_errors && found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
         };
-        let parks =
-            matches!(before, Phase::Running) && self.ending.is_none() && sandbox.kept_mount.as_ref().is_some_and(well);
+        let parks = matches!(before, Phase::Running)
+            && self.ending.is_none()
+            && sandbox.kept_mount.as_ref().is_some_and(is_writable);
         let unparked = sandbox.kept_mount.take_if(|_| !parks);
         if let Some(before) = before.until() {
             self.deadlines.remove(&(before, key));
@@ -155,7 +156,7 @@ impl Keeper {
         let busy = if pid.is_some() { "its process does not end" } else { busy.as_deref().unwrap_or("not removed") };
         let message = format!("the sandbox was killed, but {busy}; it is tried again");
         for (id, _) in std::mem::take(requests) {
-            self.answer(id, failed(message.clone()));
+            self.reply(id, failed(message.clone()));
         }
     }
 
@@ -183,7 +184,7 @@ impl Keeper {
         drop(sandbox);
         if let Phase::Ending { requests, .. } = phase {
             for (id, reply) in requests {
-                self.answer(id, reply);
+                self.reply(id, reply);
             }
         }
     }
@@ -197,7 +198,7 @@ fn volumes(sandbox: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'s
 
 /// Adds the sandbox's volumes to the disk budget before any code runs, while the process waits for its id maps in its
 /// new root.
-fn enter_books(disk: &mut Budget, sandbox: &SandboxRecord) -> Result<(), String> {
+fn add_to_budget(disk: &mut Budget, sandbox: &SandboxRecord) -> Result<(), String> {
     let Some(pid) = sandbox.pid else { return Ok(()) };
     let root = PathBuf::from(format!("/proc/{}/root", pid.as_raw_nonzero()));
     let stat = sandbox.cgroup.memory_stat();
@@ -210,7 +211,7 @@ fn clear(sandbox: &SandboxRecord) -> Option<String> {
         return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
     }
     if let Some(backing) = &sandbox.volume
-        && backing.held()
+        && backing.is_attached()
     {
         return Some(format!("/dev/loop{} still holds its volume", backing.device.number));
     }

@@ -1,4 +1,4 @@
-//! The steps of a plan.
+//! This module defines the steps of a plan.
 
 use std::fmt;
 use std::net::SocketAddrV4;

@@ -1,16 +1,16 @@
-//! The seccomp policy as data: which syscalls are allowed, and why. Nothing in this module knows BPF.
+//! This module contains the seccomp policy as data: which syscalls are allowed, and why. It knows no BPF.
 //!
-//! The policy is an allow-list. A syscall that no rule names gets `ENOSYS`, the answer of a kernel that is too old:
-//! every runtime has a fallback for that, and a syscall that Linux adds tomorrow is refused today. A syscall that a
-//! program may make in good faith but must not have is named and gets `EPERM`, with the reason beside it.
+//! The policy is an allow-list. A syscall that no rule names gets `ENOSYS`, the error of a Linux kernel that is too
+//! old: every runtime has a fallback for that, and a syscall that Linux adds tomorrow is refused today. A syscall that
+//! a program may make in good faith but must not have is named and gets `EPERM`, with the reason beside it.
 //!
 //! The table is Rust code and not a file to be parsed: a misspelt name is a compile error, the numbers are libc's for
-//! the target architecture, and there is no parser between the policy and the kernel. `Display` prints the table; the
-//! snapshot beside the tests is the text to review.
+//! the target architecture, and there is no parser between the policy and the Linux kernel. `Display` prints the table;
+//! the snapshot beside the tests is the text to review.
 
 use libc::c_long;
 
-/// The kernel's answer to a syscall.
+/// The filter's answer to a syscall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Allow,
@@ -59,8 +59,8 @@ pub(crate) struct Clause {
 }
 
 /// A test that holds if `argument & mask` is one of `values`. Only the low 32 bits are compared: every argument tested
-/// below is an `int` in the kernel too (or flags that end at bit 31), so the high half has no meaning there either. For
-/// pointers both halves are tested ([`HIGH`]).
+/// below is an `int` in the Linux kernel too (or flags that end at bit 31), so the high half has no meaning there
+/// either. For pointers both halves are tested ([`HIGH`]).
 #[derive(Debug)]
 pub(crate) struct Test {
     pub argument: u8,
@@ -179,7 +179,7 @@ pub(crate) const RULES: &[Rule] = &[
         SYS_inotify_rm_watch
     ),
     allow!(
-        "memory of the process itself; what it may grow to is the cgroup's business",
+        "memory of the process itself, whose size the cgroup limits",
         SYS_munmap SYS_mprotect SYS_mremap SYS_msync SYS_brk SYS_mlock SYS_mlock2 SYS_munlock SYS_munlockall
         SYS_membarrier SYS_mseal
     ),
@@ -198,7 +198,8 @@ pub(crate) const RULES: &[Rule] = &[
         SYS_getsid SYS_setsid SYS_pidfd_open SYS_pidfd_send_signal
     ),
     allow!(
-        "signals; only processes of the sandbox can be named, and PID 1 takes none it has no handler for",
+        "signals: the pid namespace contains only processes of the sandbox, and PID 1 ignores signals that it does not \
+         handle",
         SYS_kill SYS_tkill SYS_tgkill SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigpending SYS_rt_sigsuspend
         SYS_rt_sigtimedwait SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
     ),
@@ -208,11 +209,11 @@ pub(crate) const RULES: &[Rule] = &[
         SYS_setitimer SYS_timer_create SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete
     ),
     allow!(
-        "identity: one id is mapped, so that setting it can only set what it is",
+        "identity: without capabilities, a process can only set the ids that it already has",
         SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getresuid SYS_getresgid SYS_getgroups SYS_setuid SYS_setgid
         SYS_setreuid SYS_setregid SYS_setresuid SYS_setresgid SYS_setfsuid SYS_setfsgid SYS_capget
     ),
-    allow!("Chromium gives up capabilities it does not have and will not start when refused", SYS_capset),
+    allow!("Chromium gives up capabilities that it does not have, and does not start if that is refused", SYS_capset),
     allow!(
         "scheduling of own processes; real-time and negative nice are refused by the rlimits, which are 0 and hard",
         SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getattr SYS_sched_setattr SYS_sched_getparam
@@ -230,27 +231,30 @@ pub(crate) const RULES: &[Rule] = &[
         SYS_shmat SYS_shmdt SYS_shmctl SYS_semget SYS_semop SYS_semtimedop SYS_semctl
     ),
     allow!(
-        "a process may shut itself in further: landlock layers can only take away",
+        "a process may confine itself further: landlock layers can only take rights away",
         SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
     ),
     // Syscalls that are allowed depending on their arguments.
     Rule {
-        why: "as preadv and pwritev, but not RWF_NOWAIT, which tells whether others have lately read a file (its pages are in memory), \
-              nor flags to come; the answer is the kernel's to a flag it does not know",
+        why: "like preadv and pwritev, except RWF_NOWAIT, which reveals whether others have recently read a file (its \
+              pages are in memory), and flags that do not exist yet; the error is that of a kernel that does not know \
+              the flag",
         calls: calls!(SYS_preadv2 SYS_pwritev2),
         clauses: &[Clause { tests: &[masked(5, !RWF, NOTHING)], then: Allow }],
         otherwise: Eopnotsupp,
     },
     Rule {
-        why: "advice about reading, but nobody drops the pages of a file that others read too: their return would tell who does",
+        why: "advice about reading, except dropping the pages of a file that others read too: their return would \
+              reveal who reads it",
         calls: calls!(SYS_fadvise64),
         clauses: &[Clause { tests: &[argument(3, values!(POSIX_FADV_DONTNEED))], then: Ignore }],
         otherwise: Allow,
     },
     Rule {
-        why: "asking what the kernel knows. No filter of one's own: the code it is compiled to is charged to nobody and counts \
-              against one limit for the whole host (net.core.bpf_jit_limit), beyond which no new sandbox would get its filter. \
-              The answer is that of a kernel without filters, which man-db and sshd accept",
+        why: "querying what the kernel supports. Code may not install a filter: its compiled form is charged to no \
+              cgroup and counts against one limit for the whole host (net.core.bpf_jit_limit), beyond which no new \
+              sandbox would get its filter. The error is that of a kernel without filters, which man-db and sshd \
+              accept",
         calls: calls!(SYS_seccomp),
         clauses: &[Clause {
             tests: &[argument(0, values!(SECCOMP_GET_ACTION_AVAIL SECCOMP_GET_NOTIF_SIZES))],
@@ -313,7 +317,7 @@ pub(crate) const RULES: &[Rule] = &[
         otherwise: Enoprotoopt,
     },
     Rule {
-        why: "every option may be read; this one maps pages of the network's into the process instead",
+        why: "every option may be read, except TCP_ZEROCOPY_RECEIVE, which maps received pages into the process",
         calls: calls!(SYS_getsockopt),
         clauses: &[Clause {
             tests: &[level(values!(IPPROTO_TCP)), option(&[value("TCP_ZEROCOPY_RECEIVE", 35)])],
@@ -322,20 +326,20 @@ pub(crate) const RULES: &[Rule] = &[
         otherwise: Allow,
     },
     Rule {
-        why: "sending, but no datagram in parts, which waits in memory that no cgroup counts, and no pages by reference",
+        why: "sending, except a datagram in parts, which waits in memory that no cgroup counts, and pages by reference",
         calls: calls!(SYS_sendto SYS_sendmmsg),
         clauses: &[Clause { tests: &[masked(3, SEND_FLAGS, NOTHING)], then: Allow }],
         otherwise: Eopnotsupp,
     },
     Rule {
-        why: "as sendto",
+        why: "like sendto",
         calls: calls!(SYS_sendmsg),
         clauses: &[Clause { tests: &[masked(2, SEND_FLAGS, NOTHING)], then: Allow }],
         otherwise: Eopnotsupp,
     },
     Rule {
-        why: "holes in files, but no blocks ahead of writing: those lie on a volume without being in its image, so that the disk \
-              could be full when they are written. Libraries write zeros instead",
+        why: "holes in files, but no blocks in advance: a volume would count them although its image does not contain \
+              them, so the disk could be full when they are written. Libraries write zeros instead",
         calls: calls!(SYS_fallocate),
         clauses: &[Clause {
             tests: &[argument(
@@ -369,26 +373,27 @@ pub(crate) const RULES: &[Rule] = &[
         otherwise: Allow,
     },
     Rule {
-        why: "as mmap",
+        why: "like mmap",
         calls: calls!(SYS_memfd_create),
         clauses: &[Clause { tests: &[masked(1, libc::MFD_HUGETLB, values!(MFD_HUGETLB))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
-        why: "as mmap; the kernel lets anybody have so many huge pages as they may lock",
+        why: "like mmap; the kernel lets any process have as many huge pages as it may lock",
         calls: calls!(SYS_shmget),
         clauses: &[Clause { tests: &[masked(2, libc::SHM_HUGETLB as u32, values!(SHM_HUGETLB))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
-        why: "descriptors, but no leases: where files are the user's own, one on a shared file of a runtime stops others that open it",
+        why: "descriptors, but no leases: in single mode, a lease on a file of a runtime would block others that open \
+              it",
         calls: calls!(SYS_fcntl),
         clauses: &[Clause { tests: &[argument(1, values!(F_SETLEASE F_NOTIFY))], then: Einval }],
         otherwise: Allow,
     },
     Rule {
-        why: "advice, but not KSM's: merged pages tell one tenant what another has in memory. Nor that pages be dropped which others \
-              have mapped too",
+        why: "advice, except to merge pages (KSM), which would reveal to one tenant what another has in memory, and to \
+              drop pages that others have mapped too",
         calls: calls!(SYS_madvise),
         clauses: &[Clause { tests: &[argument(2, values!(MADV_MERGEABLE MADV_HWPOISON MADV_PAGEOUT))], then: Einval }],
         otherwise: Allow,
@@ -415,7 +420,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Rule {
-        why: "as prlimit64",
+        why: "like prlimit64",
         calls: calls!(SYS_setrlimit),
         clauses: &[Clause { tests: &[argument(0, values!(RLIMIT_CORE))], then: Einval }],
         otherwise: Allow,
@@ -430,7 +435,7 @@ pub(crate) const RULES: &[Rule] = &[
         otherwise: Eperm,
     },
     Rule {
-        why: "asking for it and setting it back. The rest turns address randomisation off, emulates other systems or weakens \
+        why: "querying and resetting it. Other values turn address randomisation off, emulate other systems or weaken \
               memory protection",
         calls: calls!(SYS_personality),
         clauses: &[Clause { tests: &[argument(0, &[value("PER_LINUX", 0), value("query", ALL)])], then: Allow }],
@@ -444,7 +449,7 @@ pub(crate) const RULES: &[Rule] = &[
         otherwise: Eperm,
     },
     Rule {
-        why: "as mknod",
+        why: "like mknod",
         calls: calls!(SYS_mknodat),
         clauses: &[Clause { tests: &[masked(2, libc::S_IFMT, NODES)], then: Allow }],
         otherwise: Eperm,
@@ -452,7 +457,7 @@ pub(crate) const RULES: &[Rule] = &[
     // Syscalls that are refused with the error that makes programs use a fallback.
     refuse!("its flags lie in memory, which a filter cannot read; glibc falls back to clone", Enosys, SYS_clone3),
     refuse!(
-        "does what other calls do without making them, past any filter; Node and liburing fall back",
+        "performs other syscalls without making them, past any filter; Node and liburing fall back",
         Enosys,
         SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_io_setup SYS_io_submit SYS_io_getevents
         SYS_io_destroy SYS_io_cancel
@@ -464,23 +469,24 @@ pub(crate) const RULES: &[Rule] = &[
         SYS_splice SYS_tee SYS_vmsplice
     ),
     refuse!(
-        "the same from a file into a socket. EINVAL is what a file system without it answers, and what libuv, Java, Go and Rust \
-         fall back on; Python falls back on any error",
+        "the same from a file into a socket. EINVAL is the error of a file system without support, on which libuv, \
+         Java, Go and Rust fall back; Python falls back on any error",
         Einval,
         SYS_sendfile
     ),
     refuse!(
-        "tells which pages of a file are in memory, where the file is of the same user truthfully; libunwind takes msync instead",
+        "reveals which pages of a file are in memory, truthfully if the file belongs to the same user; libunwind uses \
+         msync instead",
         Enosys,
         SYS_mincore
     ),
     refuse!(
-        "flushes every file system of the host; fsync does what a program in a sandbox can need",
+        "flushes every file system of the host; fsync suffices for a program in a sandbox",
         Enosys,
         SYS_sync SYS_syncfs
     ),
     refuse!(
-        "placement of memory on NUMA nodes; libnuma and OpenBLAS take ENOSYS for a machine without",
+        "placement of memory on NUMA nodes; libnuma and OpenBLAS treat ENOSYS as a machine without such nodes",
         Enosys,
         SYS_get_mempolicy SYS_set_mempolicy SYS_mbind SYS_migrate_pages SYS_move_pages
     ),
@@ -491,15 +497,15 @@ pub(crate) const RULES: &[Rule] = &[
         SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_fsopen SYS_fsconfig SYS_fsmount SYS_fspick SYS_open_tree
         SYS_move_mount SYS_mount_setattr
     ),
-    refuse!("namespaces likewise", Eperm, SYS_unshare SYS_setns),
+    refuse!("namespaces are made before the sandbox begins", Eperm, SYS_unshare SYS_setns),
     refuse!(
         "handles open files that no path leads to (Shocker)",
         Eperm,
         SYS_open_by_handle_at SYS_name_to_handle_at
     ),
     refuse!(
-        "reaching into another process: same uid would suffice, PID 1 and a browser have it. A debugger inside is not worth that, \
-         nor this call's history of kernel bugs",
+        "access to another process: the same uid would suffice, which PID 1 and, in single mode, the browser have. A \
+         debugger inside is not worth that, nor ptrace's history of kernel bugs",
         Eperm,
         SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_process_madvise SYS_process_mrelease SYS_pidfd_getfd SYS_kcmp
     ),
@@ -534,9 +540,9 @@ pub(crate) const RULES: &[Rule] = &[
 ];
 
 /// The subset of the code's syscalls that a browser and its driver need. A page attacks the renderer first, so the
-/// renderer gets as little of the kernel as it works with. The other syscalls get `EPERM`: other users, device-like
-/// files, System V, terminals, real-time scheduling, attributes, filters installed by the browser itself. The list was
-/// recorded from runs of both builds of Chromium, and the newer names of the same syscalls were added.
+/// renderer gets as little of the Linux kernel as it works with. The other syscalls get `EPERM`: other users,
+/// device-like files, System V, terminals, real-time scheduling, attributes, filters installed by the browser itself.
+/// The list was recorded from runs of both builds of Chromium, and the newer names of the same syscalls were added.
 pub(crate) const BROWSER: &[SyscallEntry] = calls!(
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
     SYS_flock SYS_pipe2 SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_ioctl

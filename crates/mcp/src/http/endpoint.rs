@@ -740,10 +740,10 @@ impl BatchAnswer {
     }
 }
 
-/// Returns the bytes that a request holds while it is handled: its arguments as received, and once more as the
-/// operation made from them.
+/// Returns the bytes that a request holds while it is handled: its arguments as received, once more as the operation
+/// made from them, and once more for the answer that repeats them or for the message to the guest.
 fn held_by(weight: usize) -> usize {
-    2 * weight
+    3 * weight
 }
 
 /// Returns 400 for a body that is not JSON. A message that could be read is answered with 200 even if the answer is an

@@ -28,13 +28,13 @@ struct LauncherChannel {
     socket: UnixDatagram,
     next: AtomicU64,
     /// Senders for the calls that wait for a reply, by request id; `None` once the launcher is gone.
-    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<LauncherAnswer>>>>,
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<ReplyWithFds>>>>,
     /// Becomes true once the launcher is gone.
     ended: watch::Sender<bool>,
 }
 
 /// A reply of the launcher with the descriptors that came with it.
-type LauncherAnswer = (LauncherReply, Vec<OwnedFd>);
+type ReplyWithFds = (LauncherReply, Vec<OwnedFd>);
 
 impl Drop for LauncherConnection {
     fn drop(&mut self) {
@@ -53,7 +53,7 @@ pub(super) fn refusal(reply: LauncherReply) -> BackendError {
         LauncherReply::InUse => BackendError::InUse,
         LauncherReply::NoSpace { message } => BackendError::NoSpace(message),
         LauncherReply::Failed { message } => BackendError::Launcher(message),
-        other => BackendError::Launcher(format!("unexpected answer `{other:?}`")),
+        other => BackendError::Launcher(format!("unexpected reply `{other:?}`")),
     }
 }
 
@@ -102,7 +102,7 @@ impl LauncherConnection {
         self.exchange(call, fds).await.map(|(reply, _)| reply)
     }
 
-    /// Makes a call that has no other result than that it was done.
+    /// Makes a call whose only result is success or failure.
     pub(super) async fn order(&self, call: LauncherCall, fds: &[BorrowedFd<'_>]) -> Result<(), BackendError> {
         match self.call(call, fds).await? {
             LauncherReply::Done => Ok(()),
@@ -114,7 +114,7 @@ impl LauncherConnection {
         &self,
         call: LauncherCall,
         fds: &[BorrowedFd<'_>],
-    ) -> Result<LauncherAnswer, BackendError> {
+    ) -> Result<ReplyWithFds, BackendError> {
         let gone = || BackendError::Launcher("it has ended".into());
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();

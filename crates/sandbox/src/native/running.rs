@@ -39,7 +39,8 @@ pub(super) struct CurrentLauncher {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LauncherStatus {
-    Yes,
+    /// The launcher serves requests.
+    Up,
     /// The launcher has ended, and another is being started.
     Restarting,
     /// Launchers kept ending, and no further attempt is made.
@@ -48,8 +49,7 @@ pub(super) enum LauncherStatus {
     Closing,
 }
 
-/// Minimum lifetime of a stable launcher. The end of a launcher that lived shorter counts together with the ends before
-/// it.
+/// Minimum lifetime of a stable launcher. The end of one that lived shorter is added to the ends before it.
 const STABLE: Duration = Duration::from_secs(60);
 /// Number of ends in a row after which no other launcher is started.
 pub(super) const MOST_ENDS: u32 = 5;
@@ -119,7 +119,8 @@ impl Running {
         Arc::clone(&lock(&self.current).connection)
     }
 
-    fn becomes(&self, next: LauncherStatus) -> bool {
+    /// Changes the status, unless the back end is closing. Returns whether it did.
+    fn set_status(&self, next: LauncherStatus) -> bool {
         self.state.send_if_modified(|state| {
             let open = *state != LauncherStatus::Closing;
             if open {
@@ -130,7 +131,7 @@ impl Running {
     }
 
     async fn restart(&self, ends: &mut u32) -> Option<watch::Receiver<bool>> {
-        if !self.becomes(LauncherStatus::Restarting) {
+        if !self.set_status(LauncherStatus::Restarting) {
             return None;
         }
         tracing::error!("the launcher has ended, and every sandbox with it; another launcher is started");
@@ -138,7 +139,7 @@ impl Running {
             *ends += 1;
             if *ends >= MOST_ENDS {
                 tracing::error!("the launcher has ended {MOST_ENDS} times in a row; it is not started again");
-                self.becomes(LauncherStatus::Ended);
+                self.set_status(LauncherStatus::Ended);
                 return None;
             }
             if *ends > 1 {
@@ -153,7 +154,7 @@ impl Running {
                     let ended = next.connection.ended();
                     let mut current = lock(&self.current);
                     // If the back end is closing, the new launcher ends with its connection.
-                    return self.becomes(LauncherStatus::Yes).then(|| {
+                    return self.set_status(LauncherStatus::Up).then(|| {
                         *current = next;
                         ended
                     });

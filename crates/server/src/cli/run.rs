@@ -95,8 +95,10 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
         ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
     };
     if let Some(realm) = limits.realm_mut(limits.pool_realm) {
-        // Its one context is an ordinary one, also where calls belong to conversations.
-        (realm.pool_size, realm.text_budget, realm.kept) = (0, TEXT_BUDGET, None);
+        // Its one context is an ordinary one, also where calls belong to conversations or share volumes.
+        (realm.pool_size, realm.text_budget, realm.kept, realm.volumes) = (0, TEXT_BUDGET, None, Vec::new());
+        // The user of the command line is the operator and may allow more time than clients have.
+        realm.max_timeout = realm.max_timeout.max(args.timeout.unwrap_or_default());
     }
     let engine = Engine::new(limits, native.start().await?.0);
     let work = async {
