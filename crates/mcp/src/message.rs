@@ -536,4 +536,14 @@ mod tests {
             assert_eq!(strict(text.as_bytes()).unwrap(), json!({ "a": 12345, "b": null }), "{text}");
         }
     }
+
+    #[test]
+    fn w60_a_message_that_is_not_counted_keeps_little() {
+        let params = json!({ "requestId": 1, "reason": "x".repeat(1 << 20) });
+        let Message::Cancelled { reason: Some(reason), .. } = notification("notifications/cancelled", Some(params))
+        else {
+            panic!("it names a request")
+        };
+        assert!(reason.len() < 1000, "{}", reason.len());
+    }
 }
