@@ -30,16 +30,16 @@ pub enum Op {
         run: String,
     },
     WriteFile {
-        place: FileOwner,
+        owner: FileOwner,
         path: String,
         content: Vec<u8>,
     },
     ReadFile {
-        place: FileOwner,
+        owner: FileOwner,
         path: String,
     },
     ListFiles {
-        place: FileOwner,
+        owner: FileOwner,
         path: String,
     },
     /// Reads the file behind a link if it belongs to the tenant, and returns at most `max_bytes` of it.
