@@ -157,7 +157,7 @@ impl Hold {
     }
 
     /// Opens another hold of the same tenant, for work that outlives this call.
-    pub fn sibling(&self) -> Self {
+    pub(crate) fn sibling(&self) -> Self {
         self.0.memory.hold(&self.0.tenant)
     }
 
