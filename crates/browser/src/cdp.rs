@@ -47,8 +47,8 @@ pub(crate) struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// Parses the parameters. Returns `None` if they do not have the expected form: an event that cannot be read is
-    /// no reason to stop.
+    /// Parses the parameters. Returns `None` if they do not have the expected form, because an event that cannot be
+    /// read is no reason to stop.
     pub(crate) fn params<T: Deserialize<'a>>(&self) -> Option<T> {
         serde_json::from_str(self.params.get()).ok()
     }
@@ -226,7 +226,7 @@ struct Splitter {
     buffer: Vec<u8>,
     searched: usize,
     limit: usize,
-    /// Set in the middle of a message that exceeds the limit.
+    /// True in the middle of a message that exceeds the limit.
     skipping: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Downloads: files that pages make the browser save. A file has a name that the browser chose while it arrives, and
-//! gets its own name once it is complete.
+//! Downloads: files that pages make the browser save. While a file arrives, it has a name that the browser chose. Once
+//! it is complete, it gets its final name.
 //!
 //! The directory belongs to the code in the sandbox, so it may contain anything. No existing file is overwritten.
 
@@ -27,10 +27,10 @@ const MAX_LISTED: usize = 10_000;
 pub(crate) struct Downloads {
     directory: PathBuf,
     running: HashMap<String, Download>,
-    /// The moment at which the last download began.
+    /// The moment at which the latest download began, on the clock of [`crate::state::BrowserState`].
     begun: u64,
-    /// Bytes of the files that are already in the directory.
-    kept: u64,
+    /// Total size of the finished files in the directory.
+    finished_bytes: u64,
     /// Returns the number of free bytes on the file system of the directory.
     free: fn(&Path) -> Option<u64>,
 }
@@ -46,7 +46,7 @@ struct Download {
 
 impl Downloads {
     pub(crate) fn new(directory: &str) -> Self {
-        Self { directory: directory.into(), running: HashMap::new(), begun: 0, kept: 0, free }
+        Self { directory: directory.into(), running: HashMap::new(), begun: 0, finished_bytes: 0, free }
     }
 
     /// Returns whether a download that began after `moment` is still running.
@@ -63,7 +63,7 @@ impl Downloads {
         self.begun = now;
         let room = self.running.len() < MAX_RUNNING;
         if room {
-            self.kept = self.in_directory();
+            self.finished_bytes = self.in_directory();
             let (url, name) = (shorten(url, MAX_URL), safe_name(suggested));
             self.running.insert(guid.into(), Download { url, name, begun: now, received: 0, refused: None });
         }
@@ -81,10 +81,10 @@ impl Downloads {
         let Some(free) = (self.free)(&self.directory) else { return true };
         let coming = announced.saturating_sub(received);
         let received: u64 = self.running.values().map(|download| download.received).sum();
-        let taken = self.kept.saturating_add(received).saturating_add(coming);
+        let taken = self.finished_bytes.saturating_add(received).saturating_add(coming);
         let fits = taken <= free.saturating_sub(coming);
         if !fits && let Some(download) = self.running.get_mut(guid) {
-            let most = self.kept.saturating_add(received).saturating_add(free) / 2;
+            let most = self.finished_bytes.saturating_add(received).saturating_add(free) / 2;
             let why = format!("downloads may take half of the disk that is free, {most} bytes together");
             download.refused = Some(why);
         }
@@ -113,9 +113,9 @@ impl Downloads {
 
     pub(crate) fn completed(&mut self, guid: &str) -> Option<PageEvent> {
         let Download { url, name, .. } = self.running.remove(guid)?;
-        Some(match self.keep(guid, &name) {
+        Some(match self.finish(guid, &name) {
             Ok((path, size)) => {
-                self.kept = self.kept.saturating_add(size);
+                self.finished_bytes = self.finished_bytes.saturating_add(size);
                 PageEvent::Download { url, path: Some(path), size, error: None }
             }
             Err(error) => PageEvent::Download { url, path: None, size: 0, error: Some(error.to_string()) },
@@ -123,17 +123,17 @@ impl Downloads {
     }
 
     /// Gives the file its final name and makes it readable for everyone.
-    fn keep(&self, guid: &str, name: &str) -> io::Result<(String, u64)> {
-        let saved = self.directory.join(guid);
+    fn finish(&self, guid: &str, name: &str) -> io::Result<(String, u64)> {
+        let unfinished = self.directory.join(guid);
         // The code in the sandbox may have replaced the file with anything, so symlinks are not followed and pipes
         // are not waited for.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = std::fs::File::from(rustix::fs::open(&saved, flags, Mode::empty())?);
+        let file = std::fs::File::from(rustix::fs::open(&unfinished, flags, Mode::empty())?);
         let size = file.metadata()?.len();
         file.set_permissions(Permissions::from_mode(0o644))?;
         for number in 0..MAX_SAME {
             let name = numbered(name, number);
-            match rustix::fs::renameat_with(CWD, &saved, CWD, self.directory.join(&name), RenameFlags::NOREPLACE) {
+            match rustix::fs::renameat_with(CWD, &unfinished, CWD, self.directory.join(&name), RenameFlags::NOREPLACE) {
                 Ok(()) => return Ok((self.shown(&name), size)),
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),

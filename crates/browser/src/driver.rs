@@ -22,13 +22,13 @@ use crate::snapshot::{OBJECTS, Reader};
 use crate::state::{BrowserState, MAX_URL, SharedState, StateCell, shorten};
 
 /// Timeout from starting the process to a blank page, on a busy machine.
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for reading the title of the page for a reply.
-const TITLE: Duration = Duration::from_millis(300);
+const TITLE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Timeout of the check whether a page is idle. An idle page answers at once.
-const IDLE: Duration = Duration::from_millis(250);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Timeout for terminating a script or a page.
-const END: Duration = Duration::from_millis(600);
+const END_TIMEOUT: Duration = Duration::from_millis(600);
 
 pub(crate) struct Driver {
     pub version: String,
@@ -36,7 +36,7 @@ pub(crate) struct Driver {
     state: SharedState,
     reader: Reader,
     process: Child,
-    /// Set if the browser stopped answering and was killed for that reason.
+    /// True if the browser stopped answering and was killed for that reason.
     hung: bool,
 }
 
@@ -57,13 +57,13 @@ impl Driver {
         let state = StateCell::new(Downloads::new(&spec.downloads));
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
-        match tokio::time::timeout(START, greet(&cdp, &state, &spec.downloads)).await {
+        match tokio::time::timeout(START_TIMEOUT, set_up(&cdp, &state, &spec.downloads)).await {
             Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, hung: false }),
             Ok(Err(cdp::CdpError::Gone)) => {
                 Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
             }
             Ok(Err(error)) => Err(format!("the browser does not start: {error}")),
-            Err(_) => Err(format!("the browser did not start within `{}` s", START.as_secs())),
+            Err(_) => Err(format!("the browser did not start within `{}` s", START_TIMEOUT.as_secs())),
         }
     }
 
@@ -82,8 +82,7 @@ impl Driver {
     ) -> BrowserReply {
         let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
         let mut result = self.once(&request, cancelled.as_mut()).await;
-        // Opening an address does not need the previous page, so the crash of that page's process is no reason to
-        // fail.
+        // An address can be opened without the previous page, so a crash of that page is no reason to fail.
         if let (BrowserAction::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) =
             (request.ask, &result)
         {
@@ -104,6 +103,7 @@ impl Driver {
         BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result }
     }
 
+    /// Performs the action once in the page that is shown.
     async fn once(
         &mut self,
         request: &DriverRequest<'_>,
@@ -143,7 +143,7 @@ impl Driver {
         };
         if let Err(BrowseError { why: BrowseFailure::Cancelled | BrowseFailure::TimedOut, .. }) = result {
             let page = act.page.clone();
-            self.calm(&page).await;
+            self.recover(&page).await;
         }
         if gesture {
             self.show_popup(moment, until).await;
@@ -154,7 +154,8 @@ impl Driver {
     /// Shows the popup that a gesture opened, because the client acted in order to see it.
     async fn show_popup(&self, moment: u64, until: Instant) {
         let popup = self.state.change(|state| {
-            let popup = state.tabs.iter().find(|(_, tab)| tab.is_news && tab.born > moment).map(|(&tab, _)| tab)?;
+            let popup =
+                state.tabs.iter().find(|(_, tab)| tab.is_unreported && tab.born > moment).map(|(&tab, _)| tab)?;
             state.shown = popup;
             Some(popup)
         });
@@ -162,7 +163,7 @@ impl Driver {
         let idle = |state: &BrowserState| {
             state.tabs.get(&popup).is_none_or(|tab| !tab.busy && !tab.url.is_empty()).then_some(())
         };
-        let bound = settle::REPLACED.min(until.saturating_duration_since(Instant::now()));
+        let bound = settle::REPLACED_WAIT.min(until.saturating_duration_since(Instant::now()));
         let _ = tokio::time::timeout(bound, self.state.wait(idle)).await;
     }
 
@@ -195,7 +196,7 @@ impl Driver {
     }
 
     /// Makes the page usable again after a request was cancelled or timed out.
-    async fn calm(&mut self, page: &Page) {
+    async fn recover(&mut self, page: &Page) {
         let Some(busy) = page.look(|tab| tab.busy) else { return };
         let session = Some(&*page.session);
         if busy {
@@ -204,16 +205,16 @@ impl Driver {
         if self.is_idle(page).await {
             return;
         }
-        // Sent now, so that a browser that is merely slow has as much time as possible to answer.
+        // This is sent now, so that a browser that is merely slow has as much time as possible to answer.
         let alive = self.cdp.send(None, "Browser.getVersion", json!({}));
-        let ended = self.cdp.send(session, "Runtime.terminateExecution", json!({})).within::<Value>(END).await;
+        let ended = self.cdp.send(session, "Runtime.terminateExecution", json!({})).within::<Value>(END_TIMEOUT).await;
         if ended.is_ok() && self.is_idle(page).await {
             return;
         }
         self.cdp.tell(session, "Page.crash", json!({}));
         let crashed = self.state.wait(|state| state.tabs.get(&page.tab).is_none_or(|tab| tab.crashed).then_some(()));
-        if tokio::time::timeout(END, crashed).await.is_err() {
-            if let Err(cdp::CdpError::TimedOut) = alive.within::<Value>(IDLE).await {
+        if tokio::time::timeout(END_TIMEOUT, crashed).await.is_err() {
+            if let Err(cdp::CdpError::TimedOut) = alive.within::<Value>(IDLE_TIMEOUT).await {
                 // The whole browser hangs, not only the page, so the next request would fail too.
                 self.hung = true;
                 let _ = self.process.start_kill();
@@ -232,11 +233,11 @@ impl Driver {
     async fn is_idle(&self, page: &Page) -> bool {
         let nothing = json!({ "expression": "0" });
         let sent = self.cdp.send(Some(&page.session), "Runtime.evaluate", nothing);
-        !matches!(sent.within::<Value>(IDLE).await, Err(cdp::CdpError::TimedOut))
+        !matches!(sent.within::<Value>(IDLE_TIMEOUT).await, Err(cdp::CdpError::TimedOut))
     }
 
-    /// Describes the page that is shown. None of it is worth a long wait: for a page that was just `opened`, the
-    /// title that the page reported while loading is enough.
+    /// Describes the page that is shown, without a long wait. For a page that was just `opened`, the title that the
+    /// page reported while loading is enough.
     async fn look(&mut self, opened: bool) -> Option<proto::browser::PageInfo> {
         let page = {
             let state = self.state.borrow();
@@ -247,7 +248,7 @@ impl Driver {
         self.cdp.tell(Some(&page.session), "Runtime.releaseObjectGroup", json!({ "objectGroup": OBJECTS }));
         let known = page.look(|tab| tab.crashed || opened && tab.is_titled)?;
         let seen: Option<(String, String)> =
-            if known { None } else { page.peek("[location.href, document.title]", TITLE).await };
+            if known { None } else { page.peek("[location.href, document.title]", TITLE_TIMEOUT).await };
         let (url, title) = match seen {
             Some((url, title)) => (shorten(&url, MAX_URL), shorten(&title, MAX_URL)),
             None => page.look(|tab| (tab.url.clone(), tab.title.clone()))?,
@@ -266,7 +267,7 @@ fn is_gesture(ask: &BrowserAction) -> bool {
 }
 
 /// Sends the initial requests and returns the version of the browser.
-async fn greet(cdp: &Cdp, state: &SharedState, downloads: &str) -> Result<String, cdp::CdpError> {
+async fn set_up(cdp: &Cdp, state: &SharedState, downloads: &str) -> Result<String, cdp::CdpError> {
     #[derive(Deserialize)]
     struct Version {
         product: String,
@@ -288,8 +289,7 @@ async fn listen(cdp: Cdp, state: SharedState, from: tokio::net::unix::pipe::Rece
     state.change(|state| state.gone = true);
 }
 
-/// Waits until the whole browser ends, or until the process of the tab's page, or of the page that is shown now,
-/// crashes.
+/// Waits until the browser ends, or until the page of the tab or the page that is shown crashes.
 async fn lost(state: &SharedState, tab: u32) -> BrowseError {
     let lost = |state: &BrowserState| {
         let crashed = |tab: &u32| state.tabs.get(tab).is_some_and(|tab| tab.crashed);
@@ -307,12 +307,12 @@ async fn lost(state: &SharedState, tab: u32) -> BrowseError {
 /// Waits until the tab is closed and a short time longer, because the current action may still finish by itself.
 async fn closed(state: &SharedState, tab: u32) {
     state.wait(|state| (!state.tabs.contains_key(&tab)).then_some(())).await;
-    tokio::time::sleep(END).await;
+    tokio::time::sleep(END_TIMEOUT).await;
 }
 
 async fn how_it_ended(process: &mut Child) -> String {
-    // Its end of the pipe is closed, so it is either ending or not a browser that speaks the protocol.
-    match tokio::time::timeout(END, process.wait()).await {
+    // The process has closed its end of the pipe, so it is ending or is not a browser that speaks the protocol.
+    match tokio::time::timeout(END_TIMEOUT, process.wait()).await {
         Ok(Ok(status)) => status.to_string(),
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it closed its connection".into(),

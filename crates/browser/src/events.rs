@@ -19,10 +19,11 @@ const MAX_DIALOG: usize = 500;
 /// Maximum number of closed popups that are reported individually.
 const MAX_CLOSED: usize = 20;
 
-/// Script that reports the title of a page when it has loaded. A page that has just loaded is busy with its layout,
-/// so a request for its title would have to wait.
-const TITLE: &str = "if (window === top) addEventListener('load', () => sandpoolTitle(document.title));";
-const TELL_TITLE: &str = "sandpoolTitle";
+/// Script that reports the title of a page when it has loaded. A request for the title would have to wait, because a
+/// page that has just loaded is busy with its layout.
+const TITLE_SCRIPT: &str = "if (window === top) addEventListener('load', () => sandpoolTitle(document.title));";
+/// Name of the function through which the script reports the title.
+const TITLE_BINDING: &str = "sandpoolTitle";
 
 /// Returns whether pages may show this address. A page that navigates to any other address is left at once.
 pub(crate) fn is_allowed(url: &str) -> bool {
@@ -66,13 +67,13 @@ struct Attached {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct OfTarget {
+struct TargetChanged {
     target_info: Target,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct OfFrame {
+struct FrameEvent {
     frame_id: String,
     #[serde(default)]
     parent_frame_id: Option<String>,
@@ -132,22 +133,22 @@ struct ContextDestroyed {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WillBeSent {
+struct RequestSent {
     request_id: String,
-    request: Sent,
+    request: SentRequest,
     #[serde(default)]
     r#type: String,
 }
 
 #[derive(Deserialize)]
-struct Sent {
+struct SentRequest {
     url: String,
     method: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Received {
+struct ResponseReceived {
     request_id: String,
     loader_id: String,
     response: Response,
@@ -240,21 +241,21 @@ impl Exception {
     }
 }
 
-/// Updates the state with an event.
+/// Updates the state with an event, and responds to it if necessary.
 pub(crate) fn take(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) {
     let taken = match event.session {
-        None => of_browser(state, cdp, event),
-        Some(session) => of_page(state, cdp, session, event),
+        None => on_browser_event(state, cdp, event),
+        Some(session) => on_session_event(state, cdp, session, event),
     };
     // `None` means that the event could not be read, or that it belongs to a tab that is closed.
     let _ = taken;
 }
 
-fn of_browser(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
+fn on_browser_event(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
     match event.method {
-        "Target.attachedToTarget" => page_came(state, cdp, event.params()?),
+        "Target.attachedToTarget" => page_attached(state, cdp, event.params()?),
         "Target.targetInfoChanged" => {
-            let OfTarget { target_info } = event.params()?;
+            let TargetChanged { target_info } = event.params()?;
             let tab = state.tabs.values_mut().find(|tab| *tab.target == *target_info.target_id)?;
             tab.title = shorten(&target_info.title, MAX_URL);
         }
@@ -292,14 +293,14 @@ fn of_browser(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> Option<
     Some(())
 }
 
-fn page_came(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
+fn page_attached(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
     let Attached { session_id, target_info: target } = attached;
     if state.tabs.len() >= MAX_TABS + usize::from(state.creating) {
-        // As long as the new page waits for us, so does the page that opened it.
+        // The page that opened the new one waits until the new one runs.
         cdp.tell(Some(&session_id), "Runtime.runIfWaitingForDebugger", json!({}));
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": target.target_id }));
-        if state.closing.len() < MAX_CLOSED {
-            state.closing.push(shorten(&target.url, MAX_URL));
+        if state.closed_popups.len() < MAX_CLOSED {
+            state.closed_popups.push(shorten(&target.url, MAX_URL));
         } else {
             end_storm(state, cdp, target.opener_id.as_deref());
         }
@@ -307,14 +308,14 @@ fn page_came(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
     }
     let number = state.add_tab(&target.target_id, &session_id, target.url);
     if let Some(tab) = state.tabs.get_mut(&number) {
-        // Assumed until we know that it is a tab of our own.
-        (tab.is_popup, tab.is_news) = (true, true);
+        // The tab counts as a popup until the driver finds that it created the tab itself.
+        (tab.is_popup, tab.is_unreported) = (true, true);
     }
-    set_up(cdp, &session_id);
+    configure(cdp, &session_id);
 }
 
-/// Ends a page that opens too many windows, by crashing its process. Each window costs the browser milliseconds in
-/// which the page that opens it does nothing else, so the page cannot even be closed normally.
+/// Crashes the process of a page that opens too many windows. The page cannot be closed normally, because it is always
+/// busy with the next window.
 fn end_storm(state: &mut BrowserState, cdp: &Cdp, opener: Option<&str>) {
     state.note("a page that opened too many others was ended");
     if let Some(tab) = state.tabs.values().find(|tab| Some(&*tab.target) == opener && !tab.crashed) {
@@ -322,18 +323,18 @@ fn end_storm(state: &mut BrowserState, cdp: &Cdp, opener: Option<&str>) {
     }
 }
 
-/// Configures a session before its page runs. The page waits for the last command.
-fn set_up(cdp: &Cdp, session: &str) {
+/// Configures a DevTools session before its page runs. The page waits for the last command.
+fn configure(cdp: &Cdp, session: &str) {
     let session = Some(session);
     cdp.tell(session, "Page.enable", json!({}));
     cdp.tell(session, "Page.setLifecycleEventsEnabled", json!({ "enabled": true }));
     cdp.tell(session, "Runtime.enable", json!({}));
     cdp.tell(session, "Network.enable", json!({ "maxTotalBufferSize": 0, "maxResourceBufferSize": 0 }));
-    // Sent before the first document: otherwise each role or name requested later would build the whole tree.
+    // This has to precede the first document. Otherwise each role or name requested later would build the whole tree.
     cdp.tell(session, "Accessibility.enable", json!({}));
     cdp.tell(session, "Inspector.enable", json!({}));
-    cdp.tell(session, "Runtime.addBinding", json!({ "name": TELL_TITLE, "executionContextName": WORLD }));
-    let source = format!("{SCRIPT}{TITLE}");
+    cdp.tell(session, "Runtime.addBinding", json!({ "name": TITLE_BINDING, "executionContextName": WORLD }));
+    let source = format!("{SCRIPT}{TITLE_SCRIPT}");
     let world = json!({ "source": source, "worldName": WORLD, "runImmediately": true });
     cdp.tell(session, "Page.addScriptToEvaluateOnNewDocument", world);
     let attach = json!({
@@ -345,13 +346,13 @@ fn set_up(cdp: &Cdp, session: &str) {
     cdp.tell(session, "Runtime.runIfWaitingForDebugger", json!({}));
 }
 
-fn of_page(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+fn on_session_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     let (area, _) = event.method.split_once('.')?;
     match area {
-        "Page" => of_frames(state, cdp, session, event),
-        "Network" => of_network(state, session, event),
-        "Runtime" => of_worlds(state, session, event),
-        "Target" => of_targets(state, cdp, session, event),
+        "Page" => on_page_event(state, cdp, session, event),
+        "Network" => on_network_event(state, session, event),
+        "Runtime" => on_runtime_event(state, session, event),
+        "Target" => on_target_event(state, cdp, session, event),
         "Inspector" if event.method == "Inspector.targetCrashed" => crashed(state, cdp, session),
         _ => None,
     }
@@ -370,7 +371,7 @@ fn crashed(state: &mut BrowserState, cdp: &Cdp, session: &str) -> Option<()> {
     tab.busy = false;
     tab.frames.values_mut().for_each(|frame| frame.world = None);
     if tab.is_popup && number != shown {
-        // It may have shared its process with the page that opened it, and no client has looked at it yet.
+        // The popup may have shared its process with the page that opened it, and no client has looked at it yet.
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": &*tab.target }));
     }
     let url = tab.url.clone();
@@ -378,7 +379,7 @@ fn crashed(state: &mut BrowserState, cdp: &Cdp, session: &str) -> Option<()> {
     Some(())
 }
 
-fn of_frames(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     let born = state.tick();
     match event.method {
         "Page.javascriptDialogOpening" => {
@@ -399,11 +400,11 @@ fn of_frames(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'
     let tab = state.tab_of(session)?;
     match event.method {
         "Page.frameAttached" => {
-            let frame: OfFrame = event.params()?;
+            let frame: FrameEvent = event.params()?;
             tab.add_frame(&frame.frame_id, Some(&frame.parent_frame_id?), &session_id, born);
         }
         "Page.frameDetached" => {
-            let frame: OfFrame = event.params()?;
+            let frame: FrameEvent = event.params()?;
             // A swapped frame continues in another session.
             if frame.reason != "swap" && !tab.is_root(&frame.frame_id) {
                 tab.remove_frame(&frame.frame_id);
@@ -418,25 +419,25 @@ fn of_frames(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'
             }
         }
         "Page.navigatedWithinDocument" => {
-            let frame: OfFrame = event.params()?;
+            let frame: FrameEvent = event.params()?;
             if tab.is_root(&frame.frame_id) {
                 tab.url = shorten(&frame.url, MAX_URL);
             }
         }
         "Page.frameStartedNavigating" | "Page.frameStartedLoading" | "Page.frameRequestedNavigation" => {
-            let frame: OfFrame = event.params()?;
+            let frame: FrameEvent = event.params()?;
             if tab.is_root(&frame.frame_id) && !frame.navigation_type.contains("ameDocument") {
                 tab.busy = true;
             }
         }
         "Page.frameStoppedLoading" | "Page.frameClearedScheduledNavigation" => {
-            let frame: OfFrame = event.params()?;
+            let frame: FrameEvent = event.params()?;
             if tab.is_root(&frame.frame_id) {
                 tab.busy = false;
             }
         }
         "Page.lifecycleEvent" => {
-            let frame: OfFrame = event.params()?;
+            let frame: FrameEvent = event.params()?;
             if tab.is_root(&frame.frame_id) && tab.loader == frame.loader_id {
                 match frame.name.as_str() {
                     "DOMContentLoaded" => tab.stage = tab.stage.max(Stage::Interactive),
@@ -465,7 +466,7 @@ fn navigated(tab: &mut crate::state::TabState, session: &std::rc::Rc<str>, frame
     }
 }
 
-fn of_worlds(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Option<()> {
+fn on_runtime_event(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Option<()> {
     let (session, _) = state.sessions.get_key_value(session)?;
     let session = session.clone();
     let tab = state.tab_of(&session)?;
@@ -492,7 +493,7 @@ fn of_worlds(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Opti
             let BindingCalled { name, payload, execution_context_id } = event.params()?;
             let root = tab.frames.get(&tab.target)?;
             let ours = root.world.as_ref().is_some_and(|world| world.context == execution_context_id);
-            if name == TELL_TITLE && ours && tab.session == session {
+            if name == TITLE_BINDING && ours && tab.session == session {
                 tab.title = shorten(&payload, MAX_URL);
                 tab.is_titled = true;
             }
@@ -522,18 +523,18 @@ impl Argument {
     }
 }
 
-fn of_network(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Option<()> {
+fn on_network_event(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Option<()> {
     let born = state.tick();
     let tab = state.tab_of(session)?;
     match event.method {
         "Network.requestWillBeSent" => {
-            let WillBeSent { request_id, request, r#type: kind } = event.params()?;
+            let RequestSent { request_id, request, r#type: kind } = event.params()?;
             let lasting = matches!(kind.as_str(), "EventSource" | "WebSocket" | "Ping" | "Media" | "Prefetch");
             let line = format!("{} {}", request.method, shorten(&request.url, 300));
             tab.add_request(request_id, NetworkRequest { born, line, lasting, status: None });
         }
         "Network.responseReceived" => {
-            let Received { request_id, loader_id, response } = event.params()?;
+            let ResponseReceived { request_id, loader_id, response } = event.params()?;
             if request_id == loader_id {
                 tab.answered = (loader_id, response.status);
             }
@@ -551,8 +552,8 @@ fn of_network(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Opt
     Some(())
 }
 
-/// Handles frames that have a separate session.
-fn of_targets(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+/// Handles frames that have a separate DevTools session.
+fn on_target_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     match event.method {
         "Target.attachedToTarget" => {
             let Attached { session_id, target_info } = event.params()?;
@@ -568,7 +569,7 @@ fn of_targets(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<
                 frame.session = own.clone();
                 frame.world = None;
             }
-            set_up(cdp, &own);
+            configure(cdp, &own);
         }
         "Target.detachedFromTarget" => {
             let Detached { session_id } = event.params()?;

@@ -10,14 +10,14 @@ use proto::BrowserSpec;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 
-/// Chromium's own sandbox is off because it cannot be created inside ours, which is the boundary.
+/// Flags of Chromium. Its own sandbox is off because it cannot be created inside ours, which is the boundary.
 const FLAGS: &[&str] = &[
     "--no-sandbox",
     "--remote-debugging-pipe",
     "--no-startup-window",
     "--no-first-run",
     "--no-default-browser-check",
-    // No crash handler process, and nothing that calls home.
+    // Starts no crash handler process, and nothing that calls home.
     "--disable-breakpad",
     "--disable-crash-reporter",
     "--disable-background-networking",
@@ -30,7 +30,7 @@ const FLAGS: &[&str] = &[
     "--no-pings",
     "--password-store=basic",
     "--use-mock-keychain",
-    // No graphics card, and no process that renders in software in its place.
+    // Uses no graphics card, and no process that renders in software in its place.
     "--disable-gpu",
     "--disable-software-rasterizer",
     "--mute-audio",
@@ -52,7 +52,7 @@ const FLAGS: &[&str] = &[
     "--disable-hang-monitor",
     // Makes the roles and names of the accessibility tree available without rebuilding the tree for each of them.
     "--enable-blink-features=ComputedAccessibilityInfo",
-    // Saves one process.
+    // Runs the network service without a separate process.
     "--enable-features=NetworkServiceInProcess2",
     "--disable-features=BackForwardCache,Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,DialMediaRouteProvider",
     "--window-size=1280,800",

@@ -28,5 +28,5 @@ pub fn serve(guest: UnixStream) -> io::Result<()> {
     guest.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     tokio::task::LocalSet::new()
-        .block_on(&runtime, async { serve::converse(tokio::net::UnixStream::from_std(guest)?).await })
+        .block_on(&runtime, async { serve::serve_guest(tokio::net::UnixStream::from_std(guest)?).await })
 }

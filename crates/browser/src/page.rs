@@ -1,5 +1,4 @@
-//! One page as the code that reads and operates it sees it: its frames, each with our isolated world, and calls into
-//! them.
+//! Access to one page: its frames, each with our isolated world, and calls into them.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -64,8 +63,8 @@ impl Page {
     }
 
     /// Evaluates an expression in our isolated world of the root frame. Returns `None` if the isolated world is gone,
-    /// or does not answer within `patience`.
-    pub(crate) async fn peek<T: DeserializeOwned>(&self, expression: &str, patience: Duration) -> Option<T> {
+    /// or does not answer within `timeout`.
+    pub(crate) async fn peek<T: DeserializeOwned>(&self, expression: &str, timeout: Duration) -> Option<T> {
         #[derive(Deserialize)]
         struct Evaluated {
             result: Remote,
@@ -79,7 +78,7 @@ impl Page {
             "expression": expression, "uniqueContextId": root.world, "returnByValue": true, "awaitPromise": true,
         });
         let sent = self.cdp.send(Some(&root.session), "Runtime.evaluate", params);
-        let evaluated: Evaluated = sent.within(patience).await.ok()?;
+        let evaluated: Evaluated = sent.within(timeout).await.ok()?;
         serde_json::from_value(evaluated.result.value).ok()
     }
 }

@@ -12,20 +12,21 @@ use tokio::sync::Notify;
 
 use crate::driver::{Driver, DriverRequest};
 
-pub(crate) async fn converse(guest: UnixStream) -> io::Result<()> {
+/// Starts the browser and answers requests of the guest until the guest closes the connection.
+pub(crate) async fn serve_guest(guest: UnixStream) -> io::Result<()> {
     let (read, mut write) = guest.into_split();
     let mut frames = Frames { read, decoder: Decoder::default(), buffer: Vec::new() };
     let Some((call, ToDriver::Start { spec })) = frames.next().await? else {
-        return Err(wrong("the first message was not a start"));
+        return Err(protocol_error("the first message was not a start"));
     };
     let mut driver = match Driver::start(&spec).await {
         Ok(driver) => driver,
         Err(message) => {
-            say(&mut write, call, &FromDriver::Failed { message: message.clone() }).await?;
+            send(&mut write, call, &FromDriver::Failed { message: message.clone() }).await?;
             return Err(io::Error::other(message));
         }
     };
-    say(&mut write, call, &FromDriver::Ready { version: driver.version.clone() }).await?;
+    send(&mut write, call, &FromDriver::Ready { version: driver.version.clone() }).await?;
     loop {
         let next = tokio::select! {
             next = frames.next() => next?,
@@ -36,11 +37,11 @@ pub(crate) async fn converse(guest: UnixStream) -> io::Result<()> {
                 let after = Duration::from_millis(after_ms);
                 let request = DriverRequest { ask: &ask, after, uploads: uploads.as_deref() };
                 let Some(browsed) = answer(&mut driver, &mut frames, call, request).await? else { return Ok(()) };
-                say_browsed(&mut write, call, browsed).await?;
+                send_reply(&mut write, call, browsed).await?;
             }
-            // This cancels a request that was answered in the meantime.
+            // The request was answered before its cancellation arrived.
             Some((_, ToDriver::Cancel)) => {}
-            Some((_, ToDriver::Start { .. })) => return Err(wrong("a second start")),
+            Some((_, ToDriver::Start { .. })) => return Err(protocol_error("a second start")),
             None => return Ok(()),
         }
     }
@@ -61,30 +62,30 @@ async fn answer(
             next = frames.next() => match next? {
                 Some((number, ToDriver::Cancel)) if number == call => cancel.notify_one(),
                 Some((_, ToDriver::Cancel)) => {}
-                Some(_) => return Err(wrong("a request before the last one was answered")),
+                Some(_) => return Err(protocol_error("a request before the last one was answered")),
                 None => return Ok(None),
             },
         }
     }
 }
 
-fn wrong(what: &str) -> io::Error {
+fn protocol_error(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-async fn say(write: &mut OwnedWriteHalf, call: u64, message: &FromDriver) -> io::Result<()> {
+async fn send(write: &mut OwnedWriteHalf, call: u64, message: &FromDriver) -> io::Result<()> {
     let mut bytes = Vec::new();
     proto::encode_message(&mut bytes, call, message).map_err(io::Error::other)?;
     write.write_all(&bytes).await
 }
 
 /// Sends a reply. A result that is too large for one message is replaced by an error.
-async fn say_browsed(write: &mut OwnedWriteHalf, call: u64, mut browsed: BrowserReply) -> io::Result<()> {
+async fn send_reply(write: &mut OwnedWriteHalf, call: u64, mut browsed: BrowserReply) -> io::Result<()> {
     if size_of(&browsed.result) > proto::MAX_MESSAGE / 4 * 3 {
         let message = "the answer is too large".into();
         browsed.result = Err(BrowseError { why: BrowseFailure::Invalid, message });
     }
-    say(write, call, &FromDriver::Browsed { browsed: Box::new(browsed) }).await
+    send(write, call, &FromDriver::Browsed { browsed: Box::new(browsed) }).await
 }
 
 fn size_of(result: &Result<BrowseResult, BrowseError>) -> usize {
@@ -115,7 +116,7 @@ impl Frames {
 
 fn read(frame: &Frame) -> io::Result<(u64, ToDriver)> {
     if frame.kind != FrameKind::Message {
-        return Err(wrong("a frame that is no message"));
+        return Err(protocol_error("a frame that is no message"));
     }
     Ok((frame.call, frame.message().map_err(io::Error::other)?))
 }

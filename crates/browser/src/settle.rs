@@ -9,15 +9,15 @@ use crate::page::Page;
 use crate::state::{BrowserState, Stage};
 
 /// Maximum wait for a page that is being replaced after an action.
-pub(crate) const REPLACED: Duration = Duration::from_secs(5);
-/// Maximum wait for the requests that an action started, and for downloads.
-const ASKING: Duration = Duration::from_secs(1);
+pub(crate) const REPLACED_WAIT: Duration = Duration::from_secs(5);
+/// Maximum wait for the requests that an action started, and for the end of downloads.
+const REQUESTS_WAIT: Duration = Duration::from_secs(1);
 /// Maximum wait for the rest of an opened page to load once its document is there.
-const LOADING: Duration = Duration::from_secs(5);
+const LOADING_WAIT: Duration = Duration::from_secs(5);
 /// Maximum wait for a download to begin after a click on a link that saves its target.
-const BEGINNING: Duration = Duration::from_secs(3);
+const DOWNLOAD_WAIT: Duration = Duration::from_secs(3);
 /// Maximum wait for an animation frame. A page that is not painted has none.
-const FRAME: Duration = Duration::from_millis(300);
+const FRAME_WAIT: Duration = Duration::from_millis(300);
 
 const NEXT_FRAME: &str = "new Promise(done => {
     const late = setTimeout(done, 50, 0);
@@ -26,7 +26,7 @@ const NEXT_FRAME: &str = "new Promise(done => {
 
 /// Waits for the next animation frame of the page.
 pub(crate) async fn frame(page: &Page) {
-    let _: Option<u8> = page.peek(NEXT_FRAME, FRAME).await;
+    let _: Option<u8> = page.peek(NEXT_FRAME, FRAME_WAIT).await;
 }
 
 /// Returns the current moment, for use with [`after`].
@@ -41,17 +41,17 @@ pub(crate) async fn after(page: &Page, moment: u64) {
         let (busy, asking) = (page.look(|tab| tab.busy), page.look(|tab| tab.is_asking_since(moment)));
         if busy == Some(true) {
             let idle = |state: &BrowserState| state.tabs.get(&page.tab).is_none_or(|tab| !tab.busy).then_some(());
-            let _ = timeout(REPLACED, page.state.wait(idle)).await;
+            let _ = timeout(REPLACED_WAIT, page.state.wait(idle)).await;
         } else if asking == Some(true) || page.state.borrow().downloads.is_running_since(moment) {
             let quiet = |state: &BrowserState| {
                 let tab = state.tabs.get(&page.tab)?;
                 (tab.busy || !tab.is_asking_since(moment) && !state.downloads.is_running_since(moment)).then_some(())
             };
-            let _ = timeout(ASKING, page.state.wait(quiet)).await;
+            let _ = timeout(REQUESTS_WAIT, page.state.wait(quiet)).await;
         } else {
             return;
         }
-        // Wait until what has arrived is drawn.
+        // The new content is drawn in the next frame.
         frame(page).await;
     }
 }
@@ -64,9 +64,9 @@ pub(crate) fn is_changed(page: &Page, moment: u64) -> bool {
 /// Waits for a download to begin, and then for its end.
 pub(crate) async fn download(page: &Page, moment: u64) {
     let begun = |state: &BrowserState| state.downloads.begun_since(moment).then_some(());
-    if timeout(BEGINNING, page.state.wait(begun)).await.is_ok() {
+    if timeout(DOWNLOAD_WAIT, page.state.wait(begun)).await.is_ok() {
         let ended = |state: &BrowserState| (!state.downloads.is_running_since(moment)).then_some(());
-        let _ = timeout(ASKING, page.state.wait(ended)).await;
+        let _ = timeout(REQUESTS_WAIT, page.state.wait(ended)).await;
     }
 }
 
@@ -80,5 +80,5 @@ pub(crate) async fn loaded(page: &Page, loader: &str) -> bool {
         }
     };
     page.state.wait(reached(Stage::Interactive)).await;
-    timeout(LOADING, page.state.wait(reached(Stage::Loaded))).await.is_ok()
+    timeout(LOADING_WAIT, page.state.wait(reached(Stage::Loaded))).await.is_ok()
 }

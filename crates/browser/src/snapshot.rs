@@ -17,9 +17,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// Name of the isolated world. Before it navigates, each session gets `Page.addScriptToEvaluateOnNewDocument` with
-/// this name, [`SCRIPT`] and `runImmediately`. It also gets `Accessibility.enable`; otherwise each role would require
-/// building a tree.
+/// Name of the isolated world. Before its page runs, each DevTools session gets `Page.addScriptToEvaluateOnNewDocument`
+/// with this name, [`SCRIPT`] and `runImmediately`.
 pub(crate) const WORLD: &str = "sandpool";
 
 pub(crate) const SCRIPT: &str = concat!(
@@ -107,7 +106,7 @@ pub(crate) struct Point {
 #[derive(Debug)]
 pub(crate) struct Reader {
     next: u64,
-    /// Ranges of numbers, by first number: the end of the range and the isolated world that it was given to.
+    /// Ranges of numbers by first number, each with its end and the isolated world that it was given to.
     given: BTreeMap<u64, (u64, String)>,
     /// The last snapshots, for comparison; `count` is the number of all snapshots taken.
     taken: VecDeque<changes::Taken>,
@@ -117,10 +116,10 @@ pub(crate) struct Reader {
 }
 
 /// Timeout for a frame that is busy. An idle frame answers within milliseconds.
-const FRAME_TIME: Duration = Duration::from_secs(2);
+const FRAME_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Number of ref numbers reserved for an isolated world during one call. If the call is abandoned, the isolated world
-/// keeps all of them.
+/// Number of ref numbers that are reserved for an isolated world during one call. If the call is abandoned, the
+/// isolated world keeps all of them.
 const BLOCK: u64 = 10_000_000;
 
 /// Maximum number of ranges that are remembered. When the oldest is dropped, its refs are forgotten.
@@ -188,8 +187,8 @@ impl Reader {
         Ok(point)
     }
 
-    /// Returns whether the pointer has come to the element's document since the element was found ready.
-    pub(crate) async fn is_felt(&mut self, tab: &impl TabAccess, element: &Element) -> bool {
+    /// Returns whether the element's document has noticed the pointer since the element was found ready.
+    pub(crate) async fn has_felt_pointer(&mut self, tab: &impl TabAccess, element: &Element) -> bool {
         self.ask::<bool>(tab, &element.frame, "felt", json!([])).await.unwrap_or(true)
     }
 
@@ -203,7 +202,7 @@ impl Reader {
         }
     }
 
-    /// Calls a function of ours, `(element, ...args) => …`, in the element's isolated world and returns its result by
+    /// Calls `function`, which is `(element, ...args) => …`, in the element's isolated world and returns its result by
     /// value. Promises are awaited.
     pub(crate) async fn apply<T: DeserializeOwned>(
         &mut self,
@@ -286,8 +285,8 @@ impl Reader {
         args: Value,
     ) -> Result<Option<T>, WorldError> {
         let is_page = frame.parent.is_none();
-        let patience = if is_page { Duration::MAX } else { FRAME_TIME };
-        match tokio::time::timeout(patience, self.ask(tab, frame, name, args)).await {
+        let timeout = if is_page { Duration::MAX } else { FRAME_TIMEOUT };
+        match tokio::time::timeout(timeout, self.ask(tab, frame, name, args)).await {
             Ok(Ok(answer)) => Ok(Some(answer)),
             Ok(Err(WorldError::Gone)) if !is_page => Ok(None),
             Ok(Err(failure)) => Err(failure),
@@ -325,7 +324,7 @@ impl Reader {
         self.taken(tab, frame, first, answer)
     }
 
-    /// Records the numbers that an isolated world has used from `first` on, and parses the answer.
+    /// Parses the answer of an isolated world, and takes back the reserved numbers that it has not used.
     fn taken<T: DeserializeOwned>(
         &mut self,
         tab: &impl TabAccess,
@@ -404,7 +403,7 @@ struct FrameOffset {
     y: f64,
 }
 
-/// The failures that an isolated world reports.
+/// The failures of a call into an isolated world.
 enum WorldError {
     Gone,
     Invalid(String),

@@ -39,7 +39,7 @@ impl StateCell {
             shown: 0,
             next_tab: 1,
             creating: false,
-            closing: Vec::new(),
+            closed_popups: Vec::new(),
             sessions: HashMap::new(),
             happened: Vec::new(),
             left_out: 0,
@@ -63,7 +63,7 @@ impl StateCell {
     /// Waits until `find` finds something in the state.
     pub(crate) async fn wait<T>(&self, mut find: impl FnMut(&BrowserState) -> Option<T>) -> T {
         loop {
-            // Created before the check, so that no change after it is missed.
+            // The future is created before the check, so that no change after the check is missed.
             let changed = self.changed.notified();
             let found = find(&self.state.borrow());
             match found {
@@ -79,17 +79,17 @@ pub(crate) struct BrowserState {
     /// Number of the tab that is shown. The tab may already be closed.
     pub shown: u32,
     pub next_tab: u32,
-    /// Set while the driver itself creates a tab, for which there is always room.
+    /// True while the driver itself creates a tab, which is allowed even at the maximum number of tabs.
     pub creating: bool,
     /// Addresses of popups that were closed because there were too many. They are reported in the next reply.
-    pub closing: Vec<String>,
+    pub closed_popups: Vec<String>,
     pub sessions: HashMap<Rc<str>, CdpSession>,
     happened: Vec<PageEvent>,
     left_out: u64,
     pub downloads: Downloads,
-    /// Set once the browser's process has closed its end of the pipe.
+    /// True once the browser's process has closed its end of the pipe.
     pub gone: bool,
-    /// Counts events whose order may matter.
+    /// Number of events so far whose order may matter. Its values serve as moments in time.
     pub clock: u64,
 }
 
@@ -104,10 +104,10 @@ pub(crate) struct TabState {
     pub session: Rc<str>,
     pub url: String,
     pub title: String,
-    /// Whether the page has reported its title after loading.
+    /// True if the page has reported its title after loading.
     pub is_titled: bool,
     pub frames: BTreeMap<Rc<str>, FrameState>,
-    /// Whether the root frame is loading something.
+    /// True while the root frame is loading something.
     pub busy: bool,
     /// Loader of the document in the root frame; `stage` says how far that document has loaded.
     pub loader: String,
@@ -116,13 +116,13 @@ pub(crate) struct TabState {
     pub stage: Stage,
     pub requests: HashMap<String, NetworkRequest>,
     pub log: Log,
-    /// Whether the process of the page has crashed.
+    /// True if the process of the page has crashed.
     pub crashed: bool,
     pub born: u64,
-    /// Whether a page opened the tab.
+    /// True if a page opened the tab.
     pub is_popup: bool,
-    /// Whether the tab is a popup that no reply has reported yet.
-    pub is_news: bool,
+    /// True if the tab is a popup that no reply has reported yet.
+    pub is_unreported: bool,
     /// The moment at which the root frame got its current document.
     pub moved: u64,
     /// Loader and HTTP status of the last response to a request for a document.
@@ -155,7 +155,7 @@ pub(crate) struct NetworkRequest {
     pub born: u64,
     /// Method and address, such as `GET https://…`.
     pub line: String,
-    /// Whether the end of the request is not worth waiting for, as with a stream or a beacon.
+    /// True if the end of the request is not worth waiting for, as with a stream or a beacon.
     pub lasting: bool,
     pub status: Option<u16>,
 }
@@ -200,7 +200,7 @@ impl BrowserState {
             crashed: false,
             born: self.clock,
             is_popup: false,
-            is_news: false,
+            is_unreported: false,
             moved: 0,
             answered: Default::default(),
         };
@@ -255,11 +255,11 @@ impl BrowserState {
         let popups: Vec<PageEvent> = self
             .tabs
             .iter_mut()
-            .filter_map(|(number, tab)| std::mem::take(&mut tab.is_news).then_some((*number, tab)))
+            .filter_map(|(number, tab)| std::mem::take(&mut tab.is_unreported).then_some((*number, tab)))
             .map(|(number, tab)| PageEvent::Popup { tab: number, url: shorten(&tab.url, MAX_URL) })
             .collect();
         let closed: Vec<PageEvent> =
-            std::mem::take(&mut self.closing).into_iter().map(|url| PageEvent::PopupClosed { url }).collect();
+            std::mem::take(&mut self.closed_popups).into_iter().map(|url| PageEvent::PopupClosed { url }).collect();
         popups.into_iter().chain(closed).for_each(|what| self.happened(what));
         let mut happened = std::mem::take(&mut self.happened);
         match std::mem::take(&mut self.left_out) {
@@ -320,7 +320,7 @@ impl TabState {
         }
     }
 
-    /// Returns the HTTP status of the response with the current document.
+    /// Returns the HTTP status of the response that brought the current document.
     pub(crate) fn status(&self) -> Option<u16> {
         let (loader, status) = &self.answered;
         (*loader == self.loader).then_some(*status)
@@ -332,7 +332,7 @@ impl TabState {
     }
 }
 
-/// Returns the beginning of a text, at most `most` characters.
+/// Returns a text of at most `most` characters unchanged, and the beginning of a longer one with an ellipsis.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -93,13 +93,13 @@ operations! {
         Outcome::Stopped { context_id } => context_id,
     }
     browse(browse: Browse) = Op::Browse(browse), Browsed { Outcome::Browsed(browsed) => *browsed }
-    write_file(place: FileOwner, path: String, content: Vec<u8>) = Op::WriteFile { place, path, content }, FileWritten {
+    write_file(owner: FileOwner, path: String, content: Vec<u8>) = Op::WriteFile { owner, path, content }, FileWritten {
         Outcome::Written { path, size, key } => FileWritten { path, size, key },
     }
-    read_file(place: FileOwner, path: String) = Op::ReadFile { place, path }, FileRead {
+    read_file(owner: FileOwner, path: String) = Op::ReadFile { owner, path }, FileRead {
         Outcome::File { path, content, size, key } => FileRead { path, content, size, key },
     }
-    list_files(place: FileOwner, path: String) = Op::ListFiles { place, path }, FileListing {
+    list_files(owner: FileOwner, path: String) = Op::ListFiles { owner, path }, FileListing {
         Outcome::Files(files) => files,
     }
     list_volumes() = Op::ListVolumes, Vec<SharedVolume> { Outcome::Volumes(volumes) => volumes }

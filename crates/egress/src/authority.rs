@@ -21,7 +21,7 @@ use crate::secrets::Pattern;
 /// Validity of certificates in days. Browsers refuse certificates that are valid for more than 398 days.
 const DAYS: i64 = 396;
 /// Maximum number of cached certificates. The cache needs a bound because a wildcard matches any number of names.
-const MOST_LEAVES: usize = 256;
+const MAX_LEAVES: usize = 256;
 
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -63,15 +63,15 @@ impl Authority {
         if let Some(config) = leaves.get(name) {
             return Ok(Arc::clone(config));
         }
-        let config = Arc::new(self.answer_for(name)?);
-        if leaves.len() >= MOST_LEAVES {
+        let config = Arc::new(self.server_config(name)?);
+        if leaves.len() >= MAX_LEAVES {
             leaves.clear();
         }
         leaves.insert(name.to_owned(), Arc::clone(&config));
         Ok(config)
     }
 
-    fn answer_for(&self, name: &str) -> Result<ServerConfig, Error> {
+    fn server_config(&self, name: &str) -> Result<ServerConfig, Error> {
         let leaf = self.leaf(name).map_err(|error| Error::General(error.to_string()))?;
         let key = PrivateKeyDer::try_from(self.leaf_key.serialize_der()).map_err(|why| Error::General(why.into()))?;
         let key = self.provider.key_provider.load_private_key(key)?;
@@ -117,8 +117,8 @@ struct SingleCertResolver {
 
 impl ResolvesServerCert for SingleCertResolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let meant = hello.server_name().is_none_or(|name| name.eq_ignore_ascii_case(&self.name));
-        meant.then(|| Arc::clone(&self.own))
+        let matches = hello.server_name().is_none_or(|name| name.eq_ignore_ascii_case(&self.name));
+        matches.then(|| Arc::clone(&self.own))
     }
 }
 
@@ -176,9 +176,9 @@ mod tests {
     fn names_without_end_do_not_fill_the_memory() {
         let hosts = [Pattern::parse("*.corp.test").unwrap()];
         let authority = Authority::new(&hosts, Arc::new(rustls::crypto::ring::default_provider())).unwrap();
-        for number in 0..MOST_LEAVES + 10 {
+        for number in 0..MAX_LEAVES + 10 {
             authority.server(&format!("n{number}.corp.test")).unwrap();
         }
-        assert!(authority.leaves.lock().unwrap().len() <= MOST_LEAVES);
+        assert!(authority.leaves.lock().unwrap().len() <= MAX_LEAVES);
     }
 }

@@ -15,17 +15,17 @@ use crate::policy::DenyReason;
 use crate::resolve::ResolveError;
 use crate::target::Target;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of addresses of a name that are tried.
-const TRIED: usize = 3;
+const MAX_TRIED: usize = 3;
 
-/// The reason why no connection was made.
+/// The reason why the proxy did not serve a request.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Stop {
+pub(crate) enum ProxyError {
     #[error("{}", .0.sentence)]
     Denied(Denial),
     #[error("{0}")]
-    Lost(#[from] ResolveError),
+    Unresolved(#[from] ResolveError),
     #[error("{0} could not be reached: {1}")]
     Unreachable(String, &'static str),
     #[error("{0} did not answer in time")]
@@ -36,12 +36,12 @@ pub(crate) enum Stop {
     Busy,
 }
 
-impl Stop {
+impl ProxyError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
-            Self::Lost(ResolveError::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
-            Self::Lost(ResolveError::TimedOut(_)) | Self::TimedOut(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Unresolved(ResolveError::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
+            Self::Unresolved(ResolveError::TimedOut(_)) | Self::TimedOut(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -49,13 +49,13 @@ impl Stop {
 }
 
 impl Connection {
-    pub(crate) fn deny(&self, what: &str, refusal: DenyReason) -> Stop {
-        Stop::Denied(self.state.deny(what, refusal))
+    pub(crate) fn deny(&self, what: &str, refusal: DenyReason) -> ProxyError {
+        ProxyError::Denied(self.state.deny(what, refusal))
     }
 
-    /// Resolves the target and returns its allowed addresses; the policy must already have allowed `info` without
-    /// an address. If a name has both allowed and other addresses, only the allowed ones are returned.
-    pub(crate) async fn find(&self, what: &str, info: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
+    /// Resolves the target and returns those of its addresses that are allowed. The policy must already have allowed
+    /// `info` without an address.
+    pub(crate) async fn find(&self, what: &str, info: &ConnectionInfo) -> Result<Vec<SocketAddr>, ProxyError> {
         let Target { host, port } = &info.target;
         let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
@@ -63,7 +63,7 @@ impl Connection {
             match self.state.judge(|policy| policy.connected(&info.target, address)) {
                 Ok(()) => allowed.push(address),
                 Err(refusal) => {
-                    // Logged for the operator only: the sandbox must not learn where a name leads.
+                    // Only the log shows the address, because the sandbox must not learn where a name leads.
                     tracing::debug!(%host, %address, "a name leads to an address that is not allowed");
                     refused = refused.or(Some(refusal));
                 }
@@ -81,29 +81,29 @@ impl Connection {
         what: &str,
         mut info: ConnectionInfo,
         addresses: &[SocketAddr],
-    ) -> Result<(Flow<TcpStream>, SocketAddr), Stop> {
+    ) -> Result<(Flow<TcpStream>, SocketAddr), ProxyError> {
         let name = info.target.to_string();
-        let mut stop = None;
-        for address in addresses.iter().take(TRIED) {
+        let mut error = None;
+        for address in addresses.iter().take(MAX_TRIED) {
             self.state.meter.dial().await;
             info.address = Some(*address);
             self.cross(info.clone()).map_err(|refusal| self.deny(what, refusal))?;
-            match timeout(PATIENCE, TcpStream::connect(address)).await {
+            match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => {
                     let _ = stream.set_nodelay(true);
                     let metered: Arc<dyn Metered> = Arc::clone(&self.state) as _;
                     return Ok((Flow::new(stream, Some(metered)), *address));
                 }
-                Ok(Err(e)) => stop = Some(Stop::Unreachable(name.clone(), words(&e))),
-                Err(_) => stop = Some(Stop::TimedOut(name.clone())),
+                Ok(Err(e)) => error = Some(ProxyError::Unreachable(name.clone(), describe(&e))),
+                Err(_) => error = Some(ProxyError::TimedOut(name.clone())),
             }
         }
-        Err(stop.unwrap_or(Stop::Lost(ResolveError::NotFound(name))))
+        Err(error.unwrap_or(ProxyError::Unresolved(ResolveError::NotFound(name))))
     }
 }
 
 /// Describes an error in fixed words, because the operating system's own text might reveal details of the host.
-fn words(error: &std::io::Error) -> &'static str {
+fn describe(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::ConnectionRefused => "the connection was refused",
         std::io::ErrorKind::HostUnreachable | std::io::ErrorKind::NetworkUnreachable => "there is no way to it",

@@ -38,7 +38,7 @@ pub(crate) fn plain(text: &str, most: usize) -> String {
     plain
 }
 
-/// Receives denials, limited to a few per second: code can cause any number of them, and each one is written down.
+/// Receives denials, but only a few per second, because code can cause any number of them and each one is recorded.
 pub(crate) type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
 
 const MAX_RECENT: usize = 256;
@@ -72,7 +72,7 @@ impl Denials {
             }
             recent.last.push_back(denial.clone());
             recent.count += 1;
-            recent.reports.take_if_there()
+            recent.reports.try_take()
         };
         if is_reported {
             (self.sink)(denial);

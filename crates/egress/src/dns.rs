@@ -1,8 +1,8 @@
 //! Resolves names as the system's resolver does: first `/etc/hosts`, then the name servers of `/etc/resolv.conf` in
 //! their order, with its search list. Other sources in `nsswitch.conf` are not consulted.
 //!
-//! The system's own function blocks a thread that cannot be interrupted. Here a query is a future: dropping it
-//! releases everything it holds.
+//! The C library's resolver blocks a thread that cannot be interrupted. In this module a query is a future, and
+//! dropping it releases everything that it uses.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,18 +23,19 @@ use crate::lock;
 
 const PORT: u16 = 53;
 /// Maximum number of name servers that are asked, as in the system's resolver.
-const MOST_SERVERS: usize = 3;
-const MOST_SEARCHED: usize = 6;
+const MAX_SERVERS: usize = 3;
+const MAX_SEARCHED: usize = 6;
 /// Maximum number of aliases (CNAME records) that are followed from one name.
-const LONGEST_CHAIN: usize = 16;
+const MAX_ALIASES: usize = 16;
 /// Size of the buffer for a UDP answer. Queries do not request answers longer than 512 bytes.
 const DATAGRAM: usize = 4096;
 
 /// The reason why a look-up found no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum LookupError {
     /// An authoritative source says that the name has no address.
     NoSuchName,
+    /// No name server answered in time, or none could answer.
     NoAnswer,
 }
 
@@ -45,19 +46,19 @@ pub(crate) struct ResolverConfig {
     pub search: Vec<String>,
     pub ndots: usize,
     /// Timeout for one query to one server.
-    pub patience: Duration,
+    pub timeout: Duration,
     pub attempts: usize,
     pub hosts: HashMap<String, Vec<IpAddr>>,
 }
 
 impl ResolverConfig {
-    /// Parses both files and skips what it does not understand. `own` is the name of this machine.
-    fn parse(resolv_conf: &str, hosts: &str, own: &str) -> Self {
+    /// Parses both files and skips lines that it does not understand. `hostname` is the name of this machine.
+    fn parse(resolv_conf: &str, hosts: &str, hostname: &str) -> Self {
         let mut config = Self {
             servers: Vec::new(),
-            search: own.split_once('.').map(|(_, domain)| domain.to_owned()).into_iter().collect(),
+            search: hostname.split_once('.').map(|(_, domain)| domain.to_owned()).into_iter().collect(),
             ndots: 1,
-            patience: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
             attempts: 2,
             hosts: HashMap::new(),
         };
@@ -67,13 +68,13 @@ impl ResolverConfig {
                 Some("nameserver") => config.servers.extend(words.next().and_then(server)),
                 Some("search" | "domain") => {
                     let domains = words.map(|domain| domain.trim_matches('.').to_ascii_lowercase());
-                    config.search = domains.filter(|domain| !domain.is_empty()).take(MOST_SEARCHED).collect();
+                    config.search = domains.filter(|domain| !domain.is_empty()).take(MAX_SEARCHED).collect();
                 }
                 Some("options") => words.for_each(|option| config.option(option)),
                 _ => {}
             }
         }
-        config.servers.truncate(MOST_SERVERS);
+        config.servers.truncate(MAX_SERVERS);
         if config.servers.is_empty() {
             config.servers.push((Ipv4Addr::LOCALHOST, PORT).into());
         }
@@ -93,13 +94,13 @@ impl ResolverConfig {
         };
         match name {
             "ndots" => self.ndots = usize::from(value.min(15)),
-            "timeout" => self.patience = Duration::from_secs(u64::from(value.clamp(1, 30))),
+            "timeout" => self.timeout = Duration::from_secs(u64::from(value.clamp(1, 30))),
             "attempts" => self.attempts = usize::from(value.clamp(1, 5)),
             _ => {}
         }
     }
 
-    /// Returns the fully qualified names to query for `name`, in order.
+    /// Returns the fully qualified names to query for `name`, in the order in which they are queried.
     fn names(&self, name: &str) -> Vec<String> {
         let searched = self.search.iter().map(|domain| format!("{name}.{domain}"));
         let mut names: Vec<String> = searched.collect();
@@ -110,7 +111,7 @@ impl ResolverConfig {
 
     /// Returns the addresses of a name, alternating between IPv4 and IPv6. The name has to be in lower case and
     /// without a trailing dot.
-    pub(crate) async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Failed> {
+    pub(crate) async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
         if let Some(addresses) = self.hosts.get(name) {
             return Ok(addresses.clone());
         }
@@ -118,11 +119,11 @@ impl ResolverConfig {
         if name == "localhost" || name.ends_with(".localhost") {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        let mut failed = Failed::NoSuchName;
+        let mut failed = LookupError::NoSuchName;
         for name in self.names(name) {
             let (four, six) = tokio::join!(self.ask(&name, RecordType::A), self.ask(&name, RecordType::AAAA));
-            if four == Err(Failed::NoAnswer) || six == Err(Failed::NoAnswer) {
-                failed = Failed::NoAnswer;
+            if four == Err(LookupError::NoAnswer) || six == Err(LookupError::NoAnswer) {
+                failed = LookupError::NoAnswer;
             }
             let (four, six) = (four.unwrap_or_default(), six.unwrap_or_default());
             if !four.is_empty() || !six.is_empty() {
@@ -133,20 +134,20 @@ impl ResolverConfig {
         Err(failed)
     }
 
-    async fn ask(&self, name: &str, kind: RecordType) -> Result<Vec<IpAddr>, Failed> {
+    async fn ask(&self, name: &str, kind: RecordType) -> Result<Vec<IpAddr>, LookupError> {
         // A domain from the search list may make the name too long.
-        let Ok(name) = Name::from_ascii(format!("{name}.")) else { return Err(Failed::NoSuchName) };
+        let Ok(name) = Name::from_ascii(format!("{name}.")) else { return Err(LookupError::NoSuchName) };
         for server in (0..self.attempts).flat_map(|_| &self.servers) {
             let question = Query::query(name.clone(), kind);
-            let Ok(Ok(answer)) = timeout(self.patience, exchange(*server, question)).await else { continue };
+            let Ok(Ok(answer)) = timeout(self.timeout, exchange(*server, question)).await else { continue };
             match answer.metadata.response_code {
                 ResponseCode::NoError => return Ok(found(&answer, name)),
-                ResponseCode::NXDomain => return Err(Failed::NoSuchName),
+                ResponseCode::NXDomain => return Err(LookupError::NoSuchName),
                 // This server cannot answer, but the next one may.
                 _ => {}
             }
         }
-        Err(Failed::NoAnswer)
+        Err(LookupError::NoAnswer)
     }
 }
 
@@ -201,15 +202,14 @@ fn answer_to(question: &Message, bytes: &[u8]) -> Option<Message> {
 /// Returns the addresses of the name and of the names that it is an alias for.
 fn found(answer: &Message, name: Name) -> Vec<IpAddr> {
     let (mut names, mut addresses, mut at) = (vec![name], Vec::new(), 0);
-    while at < names.len().min(LONGEST_CHAIN) {
-        for record in answer.answers.iter().filter(|record| record.name == names[at]) {
+    while at < names.len().min(MAX_ALIASES) {
+        let name = names[at].clone();
+        for record in answer.answers.iter().filter(|record| record.name == name) {
             addresses.extend(record.data.ip_addr());
-        }
-        for record in answer.answers.iter().filter(|record| record.name == names[at]).cloned().collect::<Vec<_>>() {
-            if let RData::CNAME(other) = record.data
+            if let RData::CNAME(other) = &record.data
                 && !names.contains(&other.0)
             {
-                names.push(other.0);
+                names.push(other.0.clone());
             }
         }
         at += 1;
@@ -256,8 +256,8 @@ impl System {
             return Arc::clone(config);
         }
         let text = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
-        let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let config = Arc::new(ResolverConfig::parse(&text(&self.resolv_conf), &text(&self.hosts), &own));
+        let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let config = Arc::new(ResolverConfig::parse(&text(&self.resolv_conf), &text(&self.hosts), &hostname));
         *read = Some((stamps, Arc::clone(&config)));
         config
     }
@@ -340,10 +340,10 @@ pub(crate) mod tests {
             assert_eq!(config.addresses(name).await, Ok(here.clone()), "{name}");
         }
         for (name, failed) in [
-            ("none.test", Failed::NoSuchName),
-            ("stray.test", Failed::NoSuchName),
-            ("broken.test", Failed::NoAnswer),
-            ("single", Failed::NoSuchName),
+            ("none.test", LookupError::NoSuchName),
+            ("stray.test", LookupError::NoSuchName),
+            ("broken.test", LookupError::NoAnswer),
+            ("single", LookupError::NoSuchName),
         ] {
             assert_eq!(config.addresses(name).await, Err(failed), "{name}");
         }
@@ -354,7 +354,7 @@ pub(crate) mod tests {
         // A server that does not answer is skipped.
         let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         config.servers.insert(0, silent.local_addr().unwrap());
-        config.patience = Duration::from_millis(200);
+        config.timeout = Duration::from_millis(200);
         config.attempts = 5;
         assert_eq!(config.addresses("a.test").await, Ok(here));
         config.hosts.insert("slow.test".into(), vec!["192.0.2.7".parse().unwrap()]);
@@ -370,7 +370,7 @@ pub(crate) mod tests {
         let servers: Vec<String> = config.servers.iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.0.0.1:53", "[fe80::1%1]:53", "[::1]:53"]);
         assert_eq!(config.search, ["corp.test", "b.test"]);
-        assert_eq!((config.ndots, config.patience, config.attempts), (2, Duration::from_secs(3), 1));
+        assert_eq!((config.ndots, config.timeout, config.attempts), (2, Duration::from_secs(3), 1));
         assert_eq!(config.hosts["wiki.test"], config.hosts["wiki"]);
         assert_eq!(config.hosts["localhost"].len(), 2);
         assert!(!config.hosts.contains_key("not") && !config.hosts.contains_key("here"));

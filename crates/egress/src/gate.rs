@@ -14,7 +14,7 @@ use crate::limits::{Meter, Metered};
 use crate::lock;
 use crate::policy::{CompiledPolicy, DenyReason, Policy};
 use crate::proxy;
-use crate::resolve::AT_ONCE_EACH;
+use crate::resolve::LOOKUPS_PER_SANDBOX;
 use crate::shared::EgressShared;
 use crate::target::Target;
 
@@ -23,7 +23,7 @@ pub struct Gate {
     state: Arc<GateState>,
 }
 
-/// Narrows the policy of a gate until it is dropped.
+/// Narrows the policy of a gate until this value is dropped.
 #[must_use]
 pub struct Narrowed {
     state: Arc<GateState>,
@@ -46,23 +46,22 @@ impl Gate {
             tenant: tenant.to_owned(),
             meter: Meter::new(compiled.limits()),
             denials: Denials::new(sink),
-            lookups: Semaphore::new(AT_ONCE_EACH),
+            lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
             policies: Mutex::new(PolicyStack { base: Arc::new(compiled), narrower: Vec::new() }),
             connections: Mutex::default(),
-            numbers: AtomicU64::new(0),
+            ids: AtomicU64::new(0),
             closed: CancellationToken::new(),
         });
         tokio::spawn(state.closed.clone().run_until_cancelled_owned(proxy::accept(listener, Arc::clone(&state))));
         Ok(Self { state })
     }
 
-    /// Narrows the policy until the returned value is dropped: with `None` nothing may pass, otherwise only what `to`
-    /// allows as well. Cuts connections that are no longer allowed. The limits remain those that the gate was opened
-    /// with.
+    /// Narrows the policy until the returned value is dropped, and cuts connections that are no longer allowed. With
+    /// `None` nothing may pass, otherwise only what `to` allows as well. The limits of the gate stay the same.
     pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
         // A policy that cannot be parsed allows nothing.
         let narrower = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
-        let id = self.state.number();
+        let id = self.state.next_id();
         lock(&self.state.policies).narrower.push((id, Arc::new(narrower)));
         self.state.cut();
         Narrowed { state: Arc::clone(&self.state), id }
@@ -100,7 +99,7 @@ pub(crate) struct GateState {
     denials: Denials,
     policies: Mutex<PolicyStack>,
     connections: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
-    numbers: AtomicU64,
+    ids: AtomicU64,
     closed: CancellationToken,
 }
 
@@ -111,8 +110,8 @@ struct PolicyStack {
 }
 
 impl GateState {
-    fn number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
+    fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Applies the policies that are in force at this moment.
@@ -121,7 +120,7 @@ impl GateState {
             let policies = lock(&self.policies);
             (Arc::clone(&policies.base), policies.narrower.clone())
         };
-        // The narrowing of the call comes first, because it is the most immediate reason for a denial.
+        // The narrower policies come first, because they are the most immediate reason for a denial.
         narrower.iter().map(|(_, policy)| policy).chain([&base]).try_for_each(|policy| by(policy))
     }
 
@@ -161,20 +160,22 @@ impl Metered for GateState {
     }
 }
 
-/// The known facts about the traffic on a connection. They are judged again whenever the policy changes.
+/// The facts about the traffic on a connection that policies judge.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionInfo {
     pub target: Target,
     pub inside: Visibility,
     pub address: Option<SocketAddr>,
-    /// The name in the TLS ClientHello or the `Host` header, where the target is an address.
+    /// The name in the TLS ClientHello or the `Host` header, if the target is an address.
     pub name: Option<Target>,
 }
 
+/// How much of the traffic on a connection the proxy can see.
 #[derive(Debug, Clone)]
 pub(crate) enum Visibility {
     /// A tunnel whose requests are judged one by one.
     Requests,
+    /// A request with this method.
     Method(hyper::Method),
     /// A tunnel whose content the proxy cannot see.
     Opaque,
@@ -216,21 +217,21 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(state: Arc<GateState>, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
         let tracked = Arc::new(TrackedConnection { info: Mutex::default(), cut: state.closed.child_token() });
-        let id = state.number();
+        let id = state.next_id();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
         lock(&state.connections).insert(id, Arc::clone(&tracked));
         Self { state, tracked, id, _permits: permits }
     }
 
-    /// Checks whether `info` may pass. From then on it is judged again whenever the policy changes.
+    /// Checks whether the traffic that `info` describes may pass, and checks it again whenever the policy changes.
     pub(crate) fn cross(&self, info: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
-        // Recorded before it is judged, so that a policy change in between also applies to it.
+        // It is recorded before it is judged, so that a policy change in between also applies to it.
         *lock(&self.tracked.info) = Some(info.clone());
         self.state.judge(|policy| info.judged(policy))
     }
 
-    /// Runs a task that ends when the gate closes or when the connection is no longer allowed.
+    /// Spawns a task that ends when the gate closes or when the connection is no longer allowed.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let cut = self.tracked.cut.clone();
         tokio::spawn(async move {

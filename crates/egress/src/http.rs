@@ -17,7 +17,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri, Version, server};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 
-use crate::connect::Stop;
+use crate::connect::ProxyError;
 use crate::denial::plain;
 use crate::gate::{Connection, ConnectionInfo, Visibility};
 use crate::policy::DenyReason;
@@ -25,16 +25,16 @@ use crate::target::{Host, Target};
 use crate::tunnel;
 use crate::upstream::IdleUpstream;
 
-/// Header that marks a response as a denial by the proxy rather than a response of the host.
+/// Header that marks a response as a denial by the proxy and not a response of the host.
 const DENIED: &str = "x-sandpool-denied";
 
 /// Timeout for the head of a request, and for the pause between two requests.
-const HEAD: Duration = Duration::from_secs(60);
-pub(crate) const MOST_HEADERS: usize = 128;
-pub(crate) const LONGEST_HEAD: usize = 64 << 10;
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const MAX_HEADERS: usize = 128;
+pub(crate) const MAX_HEAD: usize = 64 << 10;
 
 type Body = BoxBody<Bytes, hyper::Error>;
-type Reply = Result<Response<Body>, Stop>;
+type Reply = Result<Response<Body>, ProxyError>;
 
 /// The fixed destination of all requests inside a tunnel.
 #[derive(Clone)]
@@ -55,9 +55,9 @@ where
     });
     server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LONGEST_HEAD)
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD)
         .auto_date_header(false)
         .preserve_header_case(true)
         .serve_connection(TokioIo::new(stream), service)
@@ -75,27 +75,27 @@ async fn reply(
     let reply = match fixed {
         None if request.method() == Method::CONNECT => tunnel(connection, request).await,
         Some(_) if request.method() == Method::CONNECT => {
-            Err(Stop::Malformed("there is a tunnel already, and no other can be opened inside it".into()))
+            Err(ProxyError::Malformed("there is a tunnel already, and no other can be opened inside it".into()))
         }
         _ => forward(&connection, request, fixed, idle).await,
     };
     match reply {
         Ok(response) => response,
-        Err(stop) => {
+        Err(error) => {
             state.meter.refusal().await;
-            stopped(&stop)
+            failure_response(&error)
         }
     }
 }
 
-/// Renders a failure as a response. The sentence is also the reason phrase, because many clients show nothing else
-/// when a CONNECT fails.
-fn stopped(stop: &Stop) -> Response<Body> {
-    let sentence = stop.to_string();
+/// Renders an error as a response. The sentence is also the reason phrase, because many clients show nothing else when
+/// a CONNECT fails.
+fn failure_response(error: &ProxyError) -> Response<Body> {
+    let sentence = error.to_string();
     let mut response = Response::new(text(format!("{sentence}\n")));
-    *response.status_mut() = stop.status();
+    *response.status_mut() = error.status();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    if let Stop::Denied(_) = stop {
+    if let ProxyError::Denied(_) = error {
         response.headers_mut().insert(DENIED, HeaderValue::from_static("1"));
     }
     if let Ok(reason) = ReasonPhrase::try_from(sentence) {
@@ -104,10 +104,10 @@ fn stopped(stop: &Stop) -> Response<Body> {
     response
 }
 
-/// Renders the same response as bytes, for a client whose request is not read.
-pub(crate) fn bare(stop: &Stop) -> Vec<u8> {
-    let (status, text) = (stop.status(), format!("{stop}\n"));
-    let denied = if let Stop::Denied(_) = stop { format!("{DENIED}: 1\r\n") } else { String::new() };
+/// Renders an error as the bytes of a response, for a client whose request is not read.
+pub(crate) fn raw_response(error: &ProxyError) -> Vec<u8> {
+    let (status, text) = (error.status(), format!("{error}\n"));
+    let denied = if let ProxyError::Denied(_) = error { format!("{DENIED}: 1\r\n") } else { String::new() };
     format!(
         "HTTP/1.1 {status}\r\n{denied}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
         text.len(),
@@ -122,7 +122,7 @@ fn text(text: String) -> Body {
 async fn tunnel(connection: Arc<Connection>, request: Request<Incoming>) -> Reply {
     let authority = request.uri().authority().map(|authority| authority.as_str()).unwrap_or_default();
     let malformed =
-        |why| Stop::Malformed(format!("CONNECT needs a name and a port, not `{}`: {why}", plain(authority, 80)));
+        |why| ProxyError::Malformed(format!("CONNECT needs a name and a port, not `{}`: {why}", plain(authority, 80)));
     let target = Target::parse(authority).map_err(malformed)?;
     let tunnel = tunnel::open(&connection, &format!("CONNECT {target}"), target).await?;
     let upgrade = hyper::upgrade::on(request);
@@ -142,9 +142,9 @@ async fn forward(
     fixed: Option<&Fixed>,
     idle: &IdleUpstream,
 ) -> Reply {
-    let (target, name) = whom(connection, &request, fixed)?;
-    if !is_whole(request.headers()) {
-        return Err(Stop::Malformed("`chunked` is the only coding of a transfer that is understood here".into()));
+    let (target, name) = destination(connection, &request, fixed)?;
+    if !is_only_chunked(request.headers()) {
+        return Err(ProxyError::Malformed("`chunked` is the only coding of a transfer that is understood here".into()));
     }
     let scheme = if fixed.is_some_and(|fixed| fixed.tls.is_some()) { "https" } else { "http" };
     let what = what(request.method(), request.uri().path(), scheme, &target);
@@ -159,16 +159,16 @@ async fn forward(
     let (interceptor, tenant) = (&connection.state.shared.interceptor, &connection.state.tenant);
     let injected = tls.map(|name| interceptor.inject(tenant, name, target.port, request.headers_mut()));
     let response = idle.send(connection, &what, info, tls, request).await?;
-    let unfit = |why| Stop::Unreachable(target.to_string(), why);
-    if !is_whole(response.headers()) {
-        return Err(unfit("its answer comes in a coding that was not asked for"));
+    let unusable = |why| ProxyError::Unreachable(target.to_string(), why);
+    if !is_only_chunked(response.headers()) {
+        return Err(unusable("its answer comes in a coding that was not asked for"));
     }
     let mut response = match injected {
         None => response.map(|body| body.boxed()),
-        Some(injected) => injected.clean(response).map_err(unfit)?.map(|body| body.boxed()),
+        Some(injected) => injected.clean(response).map_err(unusable)?.map(|body| body.boxed()),
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let downstream = downstream.ok_or_else(|| unfit("it changed the protocol"))?;
+        let downstream = downstream.ok_or_else(|| unusable("it changed the protocol"))?;
         let upstream = hyper::upgrade::on(&mut response);
         let own = Arc::clone(connection);
         connection.spawn(async move {
@@ -178,28 +178,29 @@ async fn forward(
             }
         });
     } else {
-        remove_hops(response.headers_mut());
+        remove_hop_headers(response.headers_mut());
     }
     // Only the proxy may set this header.
     response.headers_mut().remove(DENIED);
     Ok(response)
 }
 
-/// Returns whether `chunked` is the only transfer coding of a message. Other codings apply to one hop only and cannot
-/// be forwarded.
-fn is_whole(headers: &HeaderMap) -> bool {
+/// Returns whether a message has no transfer coding other than `chunked`. Other codings apply to one hop only and
+/// cannot be forwarded.
+fn is_only_chunked(headers: &HeaderMap) -> bool {
     let codings = headers.get_all(header::TRANSFER_ENCODING);
     codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
-/// Determines the target of a request. Also returns the name in its `Host` header if that legitimately differs from
-/// the target, which is the case when the target of the tunnel is an address.
-fn whom(
+/// Determines the target of a request. Also returns the name in its `Host` header if the target of the tunnel is an
+/// address, because the name may then differ from the target.
+fn destination(
     connection: &Connection,
     request: &Request<Incoming>,
     fixed: Option<&Fixed>,
-) -> Result<(Target, Option<Target>), Stop> {
-    let malformed = |why: String| Stop::Malformed(format!("the proxy cannot tell whom this request is for: {why}"));
+) -> Result<(Target, Option<Target>), ProxyError> {
+    let malformed =
+        |why: String| ProxyError::Malformed(format!("the proxy cannot tell whom this request is for: {why}"));
     let uri = request.uri();
     let asked = match (uri.scheme_str(), uri.authority()) {
         (Some("http"), Some(authority)) => target(authority, 80),
@@ -239,7 +240,7 @@ fn target(authority: &Authority, usual: u16) -> Result<Target, String> {
     Ok(Target { host: Host::parse(host)?, port })
 }
 
-/// Describes a request for use in sentences. The query is omitted, because it may contain secrets.
+/// Describes a request for use in denials. The query is omitted, because it may contain secrets.
 fn what(method: &Method, path: &str, scheme: &str, target: &Target) -> String {
     format!("{} {scheme}://{}{}", plain(method.as_str(), 20), authority(scheme, target), plain(path, 60))
 }
@@ -252,9 +253,9 @@ fn authority(scheme: &str, target: &Target) -> String {
     }
 }
 
-fn host_value(scheme: &str, target: &Target) -> Result<HeaderValue, Stop> {
+fn host_value(scheme: &str, target: &Target) -> Result<HeaderValue, ProxyError> {
     HeaderValue::try_from(authority(scheme, target))
-        .map_err(|_| Stop::Malformed("the host cannot stand in a header".into()))
+        .map_err(|_| ProxyError::Malformed("the host cannot stand in a header".into()))
 }
 
 /// Returns whether a request asks for a WebSocket. Other upgrades are dropped, which every server has to tolerate:
@@ -272,13 +273,18 @@ fn is_websocket(headers: &HeaderMap) -> bool {
 
 /// Rewrites a request for the host: only the path in the request line, the checked name in `Host`, and no header that
 /// was meant for the proxy.
-fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -> Result<Request<Incoming>, Stop> {
+fn rewrite(
+    mut request: Request<Incoming>,
+    host: HeaderValue,
+    upgrading: bool,
+) -> Result<Request<Incoming>, ProxyError> {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = if path.is_empty() { "/" } else { path };
-    *request.uri_mut() = Uri::try_from(path).map_err(|_| Stop::Malformed("the path of the request is none".into()))?;
+    *request.uri_mut() =
+        Uri::try_from(path).map_err(|_| ProxyError::Malformed("the path of the request is none".into()))?;
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
-    remove_hops(headers);
+    remove_hop_headers(headers);
     headers.remove(header::EXPECT);
     headers.insert(header::HOST, host);
     if upgrading {
@@ -289,7 +295,7 @@ fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -
 }
 
 /// Removes the hop-by-hop headers, which must not be forwarded.
-fn remove_hops(headers: &mut HeaderMap) {
+fn remove_hop_headers(headers: &mut HeaderMap) {
     // If a message has both headers, its `Content-Length` cannot be trusted.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
@@ -302,8 +308,8 @@ fn remove_hops(headers: &mut HeaderMap) {
         .filter_map(|name| name.trim().parse().ok())
         .collect();
     // A client must not remove the length or the host by naming them in `Connection`.
-    let kept = [header::CONTENT_LENGTH, header::HOST, header::TRANSFER_ENCODING];
-    for name in named.iter().filter(|name| !kept.contains(name)) {
+    let protected = [header::CONTENT_LENGTH, header::HOST, header::TRANSFER_ENCODING];
+    for name in named.iter().filter(|name| !protected.contains(name)) {
         headers.remove(name);
     }
     for name in [

@@ -54,10 +54,11 @@ pub struct Egress {
 #[derive(Debug, Clone, Default)]
 pub struct EgressConfig {
     pub secrets: Vec<Secret>,
-    /// Names that the operator resolves statically, such as `pages.test → 127.0.0.1`. They take precedence over DNS.
+    /// Addresses of names that the operator resolves statically, such as `pages.test → 127.0.0.1`. They take precedence
+    /// over DNS.
     pub hosts: BTreeMap<String, std::net::IpAddr>,
-    /// DER certificates of authorities that may vouch for hosts with a secret, in addition to those that this machine
-    /// trusts.
+    /// Certificates, in DER, of authorities that may vouch for hosts with a secret, in addition to those that this
+    /// machine trusts.
     pub roots: Vec<CertificateDer<'static>>,
     /// Path of NSS's `certutil`, if it is installed. It is needed to make the browser trust hosts with a secret.
     pub certutil: Option<PathBuf>,
@@ -68,7 +69,7 @@ pub struct EgressConfig {
 pub struct Traffic {
     /// Number of connections that sandboxes opened, including those that failed or were denied.
     pub connections: u64,
-    /// Bytes exchanged with hosts outside, in both directions.
+    /// Number of bytes exchanged with outside hosts, in both directions together.
     pub bytes: u64,
 }
 

@@ -17,9 +17,9 @@ use crate::policy::{DenyReason, EgressLimits, Limit};
 /// Time after which a connection without a byte in either direction is closed. It is long enough for a slow answer.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Rate at which the proxy answers requests with a refusal. Refusals cost the sandbox next to nothing and no outside
-/// host slows them down, but they use the host's processors, which all tenants share. A page full of advertisements
-/// needs a few hundred.
+/// Maximum rate at which the proxy refuses requests of one sandbox. Refusals cost the sandbox next to nothing and no
+/// outside host slows them down, but they use the host's processors, which all tenants share. A page full of
+/// advertisements needs a few hundred.
 const REFUSALS_PER_SECOND: f64 = 100.0;
 const REFUSALS_AT_ONCE: f64 = 500.0;
 
@@ -49,16 +49,16 @@ impl Bucket {
         self.level -= amount;
     }
 
-    pub(crate) fn take_if_there(&mut self) -> bool {
+    pub(crate) fn try_take(&mut self) -> bool {
         self.refill();
-        let there = self.level >= 1.0;
-        if there {
+        let available = self.level >= 1.0;
+        if available {
             self.level -= 1.0;
         }
-        there
+        available
     }
 
-    /// Returns the time at which the debt is paid off, if there is a debt.
+    /// Returns the time at which a debt is paid off, or `None` if there is no debt.
     fn debt(&mut self) -> Option<Instant> {
         self.refill();
         (self.level < 0.0).then(|| self.at + Duration::from_secs_f64((-self.level / self.rate).min(3600.0)))
@@ -96,20 +96,21 @@ impl Meter {
 
     /// Waits until the sandbox may open another connection to the proxy, and counts it.
     pub(crate) async fn arrival(&self) {
-        one_of(&self.arrivals).await;
+        take_one(&self.arrivals).await;
     }
 
     /// Waits until the proxy may open another connection to a host, and counts it. It is counted separately because
     /// one connection from the sandbox may ask for many.
     pub(crate) async fn dial(&self) {
-        one_of(&self.dials).await;
+        take_one(&self.dials).await;
     }
 
     /// Waits until the proxy may refuse another request, and counts it.
     pub(crate) async fn refusal(&self) {
-        one_of(&self.refusals).await;
+        take_one(&self.refusals).await;
     }
 
+    /// Returns an error if the sandbox has used up its bytes.
     pub(crate) fn spent(&self) -> Result<(), DenyReason> {
         match &self.bytes {
             Some((limit, used)) if used.load(Ordering::Relaxed) >= limit.value => {
@@ -119,8 +120,8 @@ impl Meter {
         }
     }
 
-    /// Returns the reason the first time that the byte limit is found to be reached, and `None` after that.
-    fn first_spent(&self) -> Option<DenyReason> {
+    /// Returns the error of [`Self::spent`] once, so that it is reported once.
+    fn spent_unreported(&self) -> Option<DenyReason> {
         let refusal = self.spent().err()?;
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(refusal)
     }
@@ -139,7 +140,8 @@ impl Meter {
     }
 }
 
-async fn one_of(bucket: &Mutex<Bucket>) {
+/// Takes one token, and waits until the debt is paid off.
+async fn take_one(bucket: &Mutex<Bucket>) {
     let debt = {
         let mut bucket = lock(bucket);
         bucket.take(1.0);
@@ -150,7 +152,7 @@ async fn one_of(bucket: &Mutex<Bucket>) {
     }
 }
 
-/// Counts the bytes of a connection and is notified when no more are allowed.
+/// Counts the bytes of a connection, and reports when no more are allowed.
 pub(crate) trait Metered: Send + Sync {
     fn meter(&self) -> &Meter;
     fn moved(&self, bytes: usize);
@@ -177,7 +179,7 @@ impl<S> Flow<S> {
         let Some(metered) = &self.metered else { return Poll::Ready(Ok(())) };
         let meter = metered.meter();
         if meter.spent().is_err() {
-            if let Some(refusal) = meter.first_spent() {
+            if let Some(refusal) = meter.spent_unreported() {
                 metered.overdrawn(refusal);
             }
             return Poll::Ready(Err(io::Error::other("the policy allows no more bytes")));

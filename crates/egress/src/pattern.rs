@@ -12,14 +12,14 @@ const PACKAGES: &[&str] = &["pypi.org", "files.pythonhosted.org", "registry.npmj
 pub(crate) struct Pattern {
     /// The entry as the operator wrote it.
     pub text: String,
-    who: HostPattern,
+    host: HostPattern,
     port: Option<Port>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HostPattern {
     /// `*`: every name and every address.
-    Everybody,
+    Any,
     /// `public`: every name and every public address.
     Public,
     /// `packages`: the hosts of the package registries.
@@ -39,39 +39,40 @@ enum Port {
 impl Pattern {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("`{}` {why}", text.escape_debug());
-        let (who, port) = split(text).ok_or_else(|| wrong("has a port that is none"))?;
-        let who = match who {
-            "*" => HostPattern::Everybody,
+        let (host_text, port) = split(text).ok_or_else(|| wrong("has a port that is none"))?;
+        let host = match host_text {
+            "*" => HostPattern::Any,
             "public" => HostPattern::Public,
             "packages" => HostPattern::Packages,
-            _ if who.contains("://") => return Err(wrong("is a URL; give the name of the host alone")),
-            _ => match who.strip_prefix("*.") {
+            _ if host_text.contains("://") => return Err(wrong("is a URL; give the name of the host alone")),
+            _ => match host_text.strip_prefix("*.") {
                 Some(name) => match host(name).map_err(|why| wrong(&why))? {
                     Host::Name(name) => HostPattern::Under(name),
                     Host::Address(_) => {
                         return Err(wrong("has an address after `*.`; give a network, as in 10.0.0.0/8"));
                     }
                 },
-                None if who.contains('/') => HostPattern::Network(
-                    Network::parse(who).ok_or_else(|| wrong("is not a network, as 10.0.0.0/8 is one"))?,
+                None if host_text.contains('/') => HostPattern::Network(
+                    Network::parse(host_text).ok_or_else(|| wrong("is not a network, as 10.0.0.0/8 is one"))?,
                 ),
-                None => match host(who).map_err(|why| wrong(&why))? {
+                None => match host(host_text).map_err(|why| wrong(&why))? {
                     Host::Name(name) => HostPattern::Name(name),
                     Host::Address(address) => HostPattern::Network(Network::of(address)),
                 },
             },
         };
-        Ok(Self { text: text.to_owned(), who, port })
+        Ok(Self { text: text.to_owned(), host, port })
     }
 
     /// Returns whether the entry is an address, a network or `*`, as opposed to a name or a preset.
     pub(crate) fn is_of_addresses(&self) -> bool {
-        matches!(self.who, HostPattern::Network(_) | HostPattern::Everybody)
+        matches!(self.host, HostPattern::Network(_) | HostPattern::Any)
     }
 
+    /// Returns whether the entry applies to this host.
     pub(crate) fn means(&self, host: &Host) -> bool {
-        match (&self.who, host) {
-            (HostPattern::Everybody, _) => true,
+        match (&self.host, host) {
+            (HostPattern::Any, _) => true,
             (HostPattern::Public, host) => host.special().is_none(),
             (HostPattern::Packages, Host::Name(name)) => PACKAGES.contains(&name.as_str()),
             (HostPattern::Name(own), Host::Name(name)) => own == name,
@@ -85,17 +86,17 @@ impl Pattern {
 
     /// Returns whether the entry is `*` or a network that contains this address.
     pub(crate) fn covers(&self, address: IpAddr) -> bool {
-        match &self.who {
+        match &self.host {
             HostPattern::Network(network) => network.contains(address),
-            HostPattern::Everybody => true,
+            HostPattern::Any => true,
             _ => false,
         }
     }
 
     /// Returns whether the entry is `*` or exactly this address.
     pub(crate) fn is_just(&self, address: IpAddr) -> bool {
-        matches!(&self.who, HostPattern::Network(network) if *network == Network::of(address))
-            || self.who == HostPattern::Everybody
+        matches!(&self.host, HostPattern::Network(network) if *network == Network::of(address))
+            || self.host == HostPattern::Any
     }
 
     /// Returns whether the entry names this port, or `None` if it names no port.
@@ -125,7 +126,7 @@ fn split(text: &str) -> Option<(&str, Option<Port>)> {
         };
     }
     match text.split_once(':') {
-        Some((who, port)) if !port.contains(':') && !port.starts_with("//") => Some((who, Some(read_port(port)?))),
+        Some((host, port)) if !port.contains(':') && !port.starts_with("//") => Some((host, Some(read_port(port)?))),
         _ => Some((text, None)),
     }
 }

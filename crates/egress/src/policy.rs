@@ -11,9 +11,9 @@ use crate::address;
 use crate::pattern::Pattern;
 use crate::target::{Host, Target};
 
-/// Ports that are allowed where neither an entry nor its table names a port. Port 25 is deliberately not among them.
+/// Ports that an entry of `allow` opens if neither the entry nor its table names one. Port 25 is deliberately absent.
 const USUAL_PORTS: [u16; 2] = [80, 443];
-/// Limit on simultaneous connections where no table sets one. A browser uses half of them.
+/// Maximum number of simultaneous connections if no table sets one. A browser uses half of them.
 const USUAL_CONNECTIONS: u32 = 64;
 const USUAL_CONNECTIONS_PER_SECOND: u32 = 200;
 
@@ -150,7 +150,7 @@ pub(crate) struct EgressLimits {
 #[derive(Debug, Default)]
 pub(crate) struct CompiledPolicy {
     rules: Vec<Rules>,
-    /// Set if the call asked for no network.
+    /// True if the call asked for no network, so that nothing is allowed.
     off: bool,
 }
 
@@ -165,33 +165,33 @@ struct Rules {
 /// The reason why an address is not generally reachable.
 #[derive(Clone, Copy)]
 struct Special {
-    words: &'static str,
-    /// Whether the address has to be listed individually. An operator who lists the network around it has the other
-    /// addresses in mind.
-    alone: bool,
+    label: &'static str,
+    /// True if the address has to be listed itself. An operator who allows a network around it means the other
+    /// addresses in that network.
+    only_exact: bool,
 }
 
 impl Special {
     /// Classifies an address by its value alone.
     fn of(address: IpAddr) -> Option<Self> {
-        address::special(address).map(|words| Self { words, alone: words == address::METADATA })
+        address::special(address).map(|label| Self { label, only_exact: label == address::METADATA })
     }
 
     /// Classifies an address, also checking whether it belongs to this host.
     fn of_this_host(address: IpAddr) -> Option<Self> {
-        let own = || address::is_own(address).then_some(Self { words: "an address of this host", alone: true });
+        let own = || address::is_own(address).then_some(Self { label: "an address of this host", only_exact: true });
         match Self::of(address) {
-            Some(special) if special.alone || address.is_loopback() => Some(Self { alone: true, ..special }),
+            Some(special) if special.only_exact || address.is_loopback() => Some(Self { only_exact: true, ..special }),
             special => own().or(special),
         }
     }
 }
 
-/// The kind of entry that allowed a port.
+/// The kind of entry that opened a port.
 #[derive(PartialEq, Eq)]
 enum PortRule {
     ByAllow,
-    /// An entry of `private` that names this port. The address then has to match such an entry.
+    /// An entry of `private` names the port. The address then has to match such an entry.
     ByPrivate,
 }
 
@@ -237,7 +237,7 @@ impl Rules {
     }
 
     fn denied(&self, host: &Host, port: u16) -> Result<(), DenyReason> {
-        // If the address contains an IPv4 address, that one is checked as well.
+        // An IPv4 address inside the address is checked as well.
         let inner = match host {
             Host::Address(address) => address::embedded(*address).map(|inner| Host::Address(inner.into())),
             Host::Name(_) => None,
@@ -277,8 +277,8 @@ impl Rules {
     }
 
     fn asked(&self, target: &Target) -> Result<(), DenyReason> {
-        // Checked first: a request for a private address is denied for that reason, even if the table would deny it
-        // for others too, because this is the rule that the client needs to know about.
+        // This check comes first: a request for a private address is denied for that reason even if other rules deny
+        // it too, because this is the rule that the client needs to know about.
         if let Host::Address(address) = target.host {
             self.reachable(&target.host, SocketAddr::new(address, target.port), Special::of(address))?;
         }
@@ -307,7 +307,7 @@ impl Rules {
 
     /// Returns whether an entry of `private` covers the address and the port.
     fn lists(&self, address: IpAddr, port: u16, special: Special) -> bool {
-        let covers = |entry: &Pattern| if special.alone { entry.is_just(address) } else { entry.covers(address) };
+        let covers = |entry: &Pattern| if special.only_exact { entry.is_just(address) } else { entry.covers(address) };
         self.private.iter().any(|entry| covers(entry) && entry.has_port(port).unwrap_or(true))
     }
 
@@ -320,14 +320,14 @@ impl Rules {
             |inner: IpAddr| Special::of_this_host(inner).is_some_and(|special| !self.lists(inner, port, special));
         match special {
             Some(special) if !self.lists(ip, port, special) || inner.is_some_and(is_hidden) => {
-                let words = special.words;
+                let label = special.label;
                 // The sandbox must not learn which address a name of the operator's network has.
                 let (rule, value) = match host {
                     Host::Address(_) => (
-                        format!("{} is {words}", host),
+                        format!("{} is {label}", host),
                         Target { host: host.clone(), port: address.port() }.to_string(),
                     ),
-                    Host::Name(_) => (format!("{host} leads to {words}"), format!("<its address>:{}", address.port())),
+                    Host::Name(_) => (format!("{host} leads to {label}"), format!("<its address>:{}", address.port())),
                 };
                 Err(DenyReason {
                     rule: format!("{rule}, which {} does not list", self.table.title()),

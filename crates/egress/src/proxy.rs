@@ -8,18 +8,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use crate::connect::Stop;
+use crate::connect::ProxyError;
 use crate::gate::{Connection, GateState};
 use crate::limits::Flow;
 use crate::{http, socks};
 
-/// Time that a connection waits for a permit.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum time that a connection waits for each of its permits.
+const PERMIT_WAIT: Duration = Duration::from_secs(2);
 /// Timeout for the first byte. It is long because browsers open connections before they need them.
-const FIRST_BYTE: Duration = Duration::from_secs(60);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Accepts connections one by one, each only after the previous one has its permits. The rest wait in the backlog of
-/// the sandbox's socket, which is bounded and costs the server nothing.
+/// Accepts connections one by one, each only after the previous one has its permits. Further connections wait in the
+/// backlog of the sandbox's socket, which is bounded and costs the server nothing.
 pub(crate) async fn accept(listener: TcpListener, state: Arc<GateState>) {
     loop {
         state.meter.arrival().await;
@@ -39,30 +39,30 @@ pub(crate) async fn accept(listener: TcpListener, state: Arc<GateState>) {
                 let serving = serve(Arc::clone(&connection), stream);
                 connection.spawn(serving);
             }
-            // Sent without reading the request and without waiting.
-            Err(stop) => drop(stream.try_write(&http::bare(&stop))),
+            // The refusal is sent without reading the request, and without waiting for the client.
+            Err(error) => drop(stream.try_write(&http::raw_response(&error))),
         }
     }
 }
 
 /// Acquires one permit of the sandbox and one of the whole server.
-async fn permits(state: &GateState) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
-    let permit = |permits: &Arc<Semaphore>| timeout(PATIENCE, Arc::clone(permits).acquire_owned());
+async fn permits(state: &GateState) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), ProxyError> {
+    let permit = |permits: &Arc<Semaphore>| timeout(PERMIT_WAIT, Arc::clone(permits).acquire_owned());
     let Ok(Ok(own)) = permit(&state.meter.permits).await else {
         let limit = &state.meter.connections;
         let refusal = limit.refusal(&format!("{} connections at once", limit.value), "max_connections");
-        return Err(Stop::Denied(state.deny("a connection", refusal)));
+        return Err(ProxyError::Denied(state.deny("a connection", refusal)));
     };
     match permit(&state.shared.permits).await {
         Ok(Ok(shared)) => Ok((own, shared)),
-        _ => Err(Stop::Busy),
+        _ => Err(ProxyError::Busy),
     }
 }
 
 async fn serve(connection: Arc<Connection>, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut first = [0];
-    if !matches!(timeout(FIRST_BYTE, stream.peek(&mut first)).await, Ok(Ok(1))) {
+    if !matches!(timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut first)).await, Ok(Ok(1))) {
         return;
     }
     let stream = Flow::new(stream, None);

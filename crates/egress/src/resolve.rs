@@ -1,5 +1,5 @@
-//! Resolves names, anew for each request and only here: the addresses found are checked and connected to, and never
-//! looked up again.
+//! Resolves names, anew for each request. No other module resolves a name: the addresses that are found here are
+//! checked and connected to, and never looked up again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -11,18 +11,18 @@ use rustix::process::{Resource, getrlimit};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
-use crate::dns::{Failed, System};
+use crate::dns::{LookupError, System};
 use crate::lock;
 use crate::target::Host;
 
-/// Timeout for a look-up, including the wait for permits.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Number of simultaneous look-ups of one sandbox, so that its slow names do not block other sandboxes of the tenant.
-pub(crate) const AT_ONCE_EACH: usize = 8;
-/// Inverse of the share of all permits that one tenant may hold.
+/// Timeout of a look-up, including the wait for its permits.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of simultaneous look-ups of one sandbox. Its slow names must not block the tenant's other sandboxes.
+pub(crate) const LOOKUPS_PER_SANDBOX: usize = 8;
+/// One tenant may have at most one part in this many of all permits.
 const SHARES: usize = 8;
 /// Maximum number of addresses used from an answer, which the owner of a name can make arbitrarily long.
-const MOST: usize = 16;
+const MAX_ADDRESSES: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Resolver {
@@ -52,16 +52,17 @@ impl Resolver {
         Ok(Self {
             hosts: hosts.iter().map(read).collect::<Result<_, _>>()?,
             system: System::default(),
-            permits: LookupPermits::new(at_once()),
+            permits: LookupPermits::new(max_lookups()),
         })
     }
 
-    /// Returns the addresses of a host. `each` has [`AT_ONCE_EACH`] permits and belongs to one sandbox of `tenant`.
+    /// Returns the addresses of a host. `sandbox_permits` has [`LOOKUPS_PER_SANDBOX`] permits and belongs to one
+    /// sandbox of `tenant`.
     pub(crate) async fn addresses(
         &self,
         host: &Host,
         tenant: &str,
-        each: &Semaphore,
+        sandbox_permits: &Semaphore,
     ) -> Result<Vec<IpAddr>, ResolveError> {
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
@@ -69,22 +70,22 @@ impl Resolver {
         match host {
             Host::Address(address) => Ok(vec![*address]),
             Host::Name(name) => {
-                let asking = timeout(PATIENCE, self.ask(name, tenant, each));
+                let asking = timeout(LOOKUP_TIMEOUT, self.ask(name, tenant, sandbox_permits));
                 asking.await.unwrap_or_else(|_| Err(ResolveError::TimedOut(name.clone())))
             }
         }
     }
 
-    async fn ask(&self, name: &str, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
-        let _own = each.acquire().await.map_err(|_| ResolveError::NotFound(name.to_owned()))?;
+    async fn ask(&self, name: &str, tenant: &str, sandbox_permits: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
+        let _own = sandbox_permits.acquire().await.map_err(|_| ResolveError::NotFound(name.to_owned()))?;
         let _permit = self.permits.take(tenant).await;
         let found = self.system.config().addresses(name).await.map_err(|failed| match failed {
-            Failed::NoSuchName => ResolveError::NotFound(name.to_owned()),
-            Failed::NoAnswer => ResolveError::TimedOut(name.to_owned()),
+            LookupError::NoSuchName => ResolveError::NotFound(name.to_owned()),
+            LookupError::NoAnswer => ResolveError::TimedOut(name.to_owned()),
         })?;
         let mut addresses = Vec::new();
         for address in found {
-            if addresses.len() < MOST && !addresses.contains(&address) {
+            if addresses.len() < MAX_ADDRESSES && !addresses.contains(&address) {
                 addresses.push(address);
             }
         }
@@ -94,14 +95,14 @@ impl Resolver {
 
 /// Returns the number of simultaneous look-ups. Each one uses a socket for IPv4 and one for IPv6, so together they
 /// use an eighth of the descriptors that the process may open.
-fn at_once() -> usize {
+fn max_lookups() -> usize {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 16;
     usize::try_from(most).unwrap_or(usize::MAX).clamp(16, 1024)
 }
 
-/// The permits for look-ups of all tenants. A tenant holds at most an eighth of them, and takes none while it holds
-/// as many as are free. A tenant that takes a permit therefore leaves about as many free as it holds, and tenants
-/// that request as many as they can end up with equal shares, one of which stays free for the next tenant.
+/// The permits for look-ups of all tenants. A tenant has at most an eighth of them, and gets none while it has as many
+/// as are free. A tenant that gets a permit therefore leaves about as many free as it has, and tenants that request as
+/// many as they can end up with equal shares, one of which stays free for the next tenant.
 #[derive(Debug)]
 struct LookupPermits {
     all: usize,
@@ -109,7 +110,7 @@ struct LookupPermits {
     changed: Notify,
 }
 
-/// Permission for one look-up. Dropping it returns it, and a look-up may be dropped at any time.
+/// Permission for one look-up. Dropping it gives the permit back. A look-up may be dropped at any time.
 #[must_use]
 #[derive(Debug)]
 struct LookupPermit<'a> {
@@ -138,11 +139,11 @@ impl LookupPermits {
         let mut held = lock(&self.held);
         let free = self.all - held.values().sum::<usize>();
         let own = held.get(tenant).copied().unwrap_or(0);
-        let may = own < free.min(self.all / SHARES);
-        if may {
+        let is_allowed = own < free.min(self.all / SHARES);
+        if is_allowed {
             held.insert(tenant.to_owned(), own + 1);
         }
-        may
+        is_allowed
     }
 }
 
@@ -170,10 +171,10 @@ mod tests {
     async fn the_operators_own_names_come_first_however_they_are_written() {
         let hosts = BTreeMap::from([("Pages.Test.".to_owned(), "127.0.0.7".parse().unwrap())]);
         let resolver = Resolver::new(&hosts).unwrap();
-        let each = Semaphore::new(1);
-        let found = resolver.addresses(&Host::parse("pages.test").unwrap(), "blue", &each).await;
+        let sandbox_permits = Semaphore::new(1);
+        let found = resolver.addresses(&Host::parse("pages.test").unwrap(), "blue", &sandbox_permits).await;
         assert_eq!(found, Ok(vec!["127.0.0.7".parse().unwrap()]));
-        let address = resolver.addresses(&Host::parse("10.1").unwrap(), "blue", &each).await;
+        let address = resolver.addresses(&Host::parse("10.1").unwrap(), "blue", &sandbox_permits).await;
         assert_eq!(address, Ok(vec!["10.0.0.1".parse().unwrap()]));
         let error =
             Resolver::new(&BTreeMap::from([("10.0.0.1".to_owned(), "127.0.0.1".parse().unwrap())])).unwrap_err();
@@ -217,26 +218,26 @@ mod tests {
         let all = 64;
         let resolver = Resolver {
             hosts: BTreeMap::new(),
-            system: System::fixed(crate::dns::ResolverConfig { patience: PATIENCE, ..config }),
+            system: System::fixed(crate::dns::ResolverConfig { timeout: LOOKUP_TIMEOUT, ..config }),
             permits: LookupPermits::new(all),
         };
         let resolver = Arc::new(resolver);
         let mut flood = tokio::task::JoinSet::new();
         for sandbox in 0..60 {
-            let each = Arc::new(Semaphore::new(AT_ONCE_EACH));
-            for name in 0..2 * AT_ONCE_EACH {
-                let (resolver, each) = (Arc::clone(&resolver), Arc::clone(&each));
+            let sandbox_permits = Arc::new(Semaphore::new(LOOKUPS_PER_SANDBOX));
+            for name in 0..2 * LOOKUPS_PER_SANDBOX {
+                let (resolver, sandbox_permits) = (Arc::clone(&resolver), Arc::clone(&sandbox_permits));
                 let host = Host::parse(&format!("slow-{sandbox}-{name}.test")).unwrap();
-                flood.spawn(async move { resolver.addresses(&host, "red", &each).await });
+                flood.spawn(async move { resolver.addresses(&host, "red", &sandbox_permits).await });
             }
         }
         while lock(&resolver.permits.held).get("red").copied().unwrap_or(0) < all / SHARES {
             tokio::task::yield_now().await;
         }
-        let each = Semaphore::new(AT_ONCE_EACH);
+        let sandbox_permits = Semaphore::new(LOOKUPS_PER_SANDBOX);
         for name in 0..100 {
             let host = Host::parse(&format!("quick-{name}.test")).unwrap();
-            let found = resolver.addresses(&host, "blue", &each).await;
+            let found = resolver.addresses(&host, "blue", &sandbox_permits).await;
             assert_eq!(found, Ok(vec!["192.0.2.1".parse().unwrap()]), "{name}");
             assert!(lock(&resolver.permits.held)["red"] <= all / SHARES);
         }

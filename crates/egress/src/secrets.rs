@@ -1,5 +1,5 @@
-//! Secrets: values that code may use without ever seeing them, with the hosts that each may be sent to and the header
-//! that carries it.
+//! Secrets: values that code may use without ever seeing them. Each secret names the hosts that it may be sent to and
+//! the header that carries it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -56,7 +56,7 @@ impl Value {
         Ok(Self(Zeroizing::new(value.to_owned())))
     }
 
-    /// Returns the value, for the header of a request and for the check of the response only.
+    /// Returns the value. Only the header of a request and the search of the response may use it.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }

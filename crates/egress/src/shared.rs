@@ -14,7 +14,7 @@ use crate::tls::Interceptor;
 use crate::vault::SecretSet;
 use crate::{EgressConfig, SandboxSetup, lock, trust};
 
-/// A sandbox setup that is created on first use.
+/// A sandbox setup, which is created on first use.
 type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl EgressShared {
             setups: Mutex::default(),
             resolver: Resolver::new(&config.hosts)?,
             interceptor,
-            permits: Arc::new(Semaphore::new(most_connections())),
+            permits: Arc::new(Semaphore::new(max_connections())),
             connections: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         })
@@ -57,22 +57,22 @@ impl EgressShared {
             let mut setups = lock(&self.setups);
             Arc::clone(setups.entry(set.clone()).or_default())
         };
-        let made = cell.get_or_init(|| async {
+        let setup = cell.get_or_init(|| async {
             let Some(trusted) = set.and_then(|set| self.interceptor.trusted(&set)) else {
                 return Arc::new(trust::plain());
             };
             let certutil = self.certutil.clone();
-            // This starts a program and waits for it.
-            let making = tokio::task::spawn_blocking(move || trust::setup(trusted, certutil.as_deref()));
-            Arc::new(making.await.unwrap_or_default())
+            // The function starts a program and waits for it, so it runs on a thread that may block.
+            let creating = tokio::task::spawn_blocking(move || trust::setup(trusted, certutil.as_deref()));
+            Arc::new(creating.await.unwrap_or_default())
         });
-        Arc::clone(made.await)
+        Arc::clone(setup.await)
     }
 }
 
 /// Returns the maximum number of connections. Each one uses two descriptors, one towards each side, so together they
 /// use half of the descriptors that the process may open.
-fn most_connections() -> usize {
+fn max_connections() -> usize {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4;
     usize::try_from(most).unwrap_or(usize::MAX).clamp(16, 65_536)
 }

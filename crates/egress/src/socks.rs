@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::connect::Stop;
+use crate::connect::ProxyError;
 use crate::gate::Connection;
 use crate::limits::Flow;
 use crate::resolve::ResolveError;
@@ -29,10 +29,10 @@ const EXPIRED: u8 = 6;
 const NO_SUCH_COMMAND: u8 = 7;
 const NO_SUCH_ADDRESS: u8 = 8;
 
-const GREETING: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) async fn serve(connection: Arc<Connection>, mut client: Flow<TcpStream>) -> io::Result<()> {
-    let asked = timeout(GREETING, greet(&mut client)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let asked = timeout(GREETING_TIMEOUT, greet(&mut client)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let target = match asked {
         Ok(target) => target,
         Err(code) => return reply(&mut client, code).await,
@@ -42,17 +42,17 @@ pub(crate) async fn serve(connection: Arc<Connection>, mut client: Flow<TcpStrea
             reply(&mut client, SUCCEEDED).await?;
             tunnel::run(connection, Box::new(client), tunnel).await
         }
-        Err(stop) => reply(&mut client, code(&stop)).await,
+        Err(error) => reply(&mut client, code(&error)).await,
     }
 }
 
-fn code(stop: &Stop) -> u8 {
-    match stop {
-        Stop::Denied(_) => NOT_ALLOWED,
-        Stop::Lost(ResolveError::NotFound(_)) => HOST_UNREACHABLE,
-        Stop::Unreachable(..) => REFUSED,
-        Stop::Lost(ResolveError::TimedOut(_)) | Stop::TimedOut(_) => EXPIRED,
-        Stop::Malformed(_) | Stop::Busy => FAILED,
+fn code(error: &ProxyError) -> u8 {
+    match error {
+        ProxyError::Denied(_) => NOT_ALLOWED,
+        ProxyError::Unresolved(ResolveError::NotFound(_)) => HOST_UNREACHABLE,
+        ProxyError::Unreachable(..) => REFUSED,
+        ProxyError::Unresolved(ResolveError::TimedOut(_)) | ProxyError::TimedOut(_) => EXPIRED,
+        ProxyError::Malformed(_) | ProxyError::Busy => FAILED,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Parses the target of a request as browsers do: `0x7f.1` and `２１３０７０６４３３` are addresses, whatever they look like.
+//! Parses the target of a request as browsers do, for which `0x7f.1` and `２１３０７０６４３３` are addresses.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

@@ -24,7 +24,7 @@ use crate::vault::{InjectedSecrets, SecretSet, Vault};
 use crate::wire::Wire;
 
 /// Timeout for a TLS handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Terminates TLS for hosts with a secret. It is empty if no host has one.
 #[derive(Debug, Default)]
@@ -76,14 +76,14 @@ impl Interceptor {
         let own = self.own()?;
         let authority = own.authorities.get(&own.vault.set(tenant)).ok_or_else(none)?;
         let config = authority.server(name).map_err(io::Error::other)?;
-        Ok(Box::new(timeout(PATIENCE, TlsAcceptor::from(config).accept(client)).await??))
+        Ok(Box::new(timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(client)).await??))
     }
 
     /// Starts TLS with the host, whose certificate has to be valid for `name`.
     pub(crate) async fn connect(&self, upstream: Wire, name: &str) -> io::Result<Wire> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let connector = TlsConnector::from(Arc::clone(&self.own()?.connector));
-        Ok(Box::new(timeout(PATIENCE, connector.connect(server, upstream)).await??))
+        Ok(Box::new(timeout(HANDSHAKE_TIMEOUT, connector.connect(server, upstream)).await??))
     }
 
     /// Inserts the secrets for this host into the headers of a request.

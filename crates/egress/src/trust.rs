@@ -17,10 +17,10 @@ use crate::tls::Trusted;
 
 /// Address of the proxy's socket inside the sandbox; it has to match `sandbox::PROXY`, which creates the socket.
 const PROXY: &str = "http://127.0.0.1:3128";
-/// Hosts that programs reach directly: services inside the sandbox do not use the proxy.
+/// Hosts that programs reach without the proxy, because they are inside the sandbox.
 const DIRECT: &str = "localhost,127.0.0.1,::1";
 
-/// Paths inside the sandbox.
+/// Path of the authority's certificate inside the sandbox. `BUNDLE` and `NSSDB` are paths inside the sandbox, too.
 const AUTHORITY: &str = "/opt/sandpool/trust/authority.pem";
 const BUNDLE: &str = "/opt/sandpool/trust/bundle.pem";
 const NSSDB: &str = "/opt/sandpool/trust/nssdb";
@@ -35,16 +35,16 @@ const BUNDLE_VARIABLES: [&str; 7] = [
 ];
 const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
 
-/// The authorities that this machine trusts. Sandboxes see the file at the same path.
-const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// File with the authorities that this machine trusts. Sandboxes see it at the same path.
+const SYSTEM_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Returns the setup for a sandbox whose tenant has no secrets.
 pub(crate) fn plain() -> SandboxSetup {
     let mut setup = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     // Requests and npm ship their own lists of authorities, which lack any that the operator has added.
-    if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
+    if fs::canonicalize(SYSTEM_BUNDLE).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
         for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
-            setup.env.insert(variable.into(), SYSTEMS.into());
+            setup.env.insert(variable.into(), SYSTEM_BUNDLE.into());
         }
     }
     setup
@@ -101,10 +101,10 @@ fn database(certutil: &Path, authority: &str) -> io::Result<Vec<(PathBuf, Vec<u8
     let dir = Scratch::new()?;
     let certificate = dir.0.join("authority.pem");
     fs::write(&certificate, authority)?;
-    let place = format!("sql:{}", dir.0.display());
-    run(certutil, &["-N", "-d", &place, "--empty-password"])?;
+    let database_dir = format!("sql:{}", dir.0.display());
+    run(certutil, &["-N", "-d", &database_dir, "--empty-password"])?;
     let certificate = certificate.to_string_lossy();
-    run(certutil, &["-A", "-d", &place, "-n", "sandpool", "-t", "C,,", "-i", &certificate])?;
+    run(certutil, &["-A", "-d", &database_dir, "-n", "sandpool", "-t", "C,,", "-i", &certificate])?;
     let read = |name: &str| {
         let mut content = fs::read(dir.0.join(name))?;
         if name == "pkcs11.txt" {

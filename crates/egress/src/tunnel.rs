@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_s
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::connect::Stop;
+use crate::connect::ProxyError;
 use crate::gate::{Connection, ConnectionInfo, Visibility};
 use crate::http;
 use crate::limits::Flow;
@@ -28,9 +28,9 @@ const HTTPS: u16 = 443;
 /// The first byte of a TLS ClientHello record.
 const HANDSHAKE: u8 = 22;
 /// Maximum length of a ClientHello. With the largest keys in use it has about 2 kB, so no client needs this much.
-const LONGEST_GREETING: usize = 64 << 10;
-const GREETING: Duration = Duration::from_secs(30);
-/// A fatal `access_denied` alert, which lets a client report something better than a lost connection.
+const MAX_GREETING: usize = 64 << 10;
+const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
+/// A fatal TLS alert `access_denied`, which lets a client report something better than a lost connection.
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 const BUFFER: usize = 32 << 10;
 
@@ -50,7 +50,7 @@ pub(crate) struct Opaque {
 }
 
 /// Judges the target, and connects to it if the tunnel is opaque. `what` describes the request in denials.
-pub(crate) async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
+pub(crate) async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, ProxyError> {
     if target.port == HTTP {
         // Each request inside is judged and can be denied with a sentence, whereas many clients do not show why a
         // CONNECT was refused.
@@ -111,7 +111,9 @@ impl Opaque {
     async fn first(&mut self, client: &mut Wire) -> io::Result<Option<Vec<u8>>> {
         let (mut from_client, mut from_upstream) = (vec![0; BUFFER], vec![0; BUFFER]);
         if self.info.target.port == HTTPS {
-            let n = timeout(GREETING, client.read(&mut from_client)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+            let n = timeout(GREETING_TIMEOUT, client.read(&mut from_client))
+                .await
+                .map_err(|_| io::ErrorKind::TimedOut)??;
             from_client.truncate(n);
             return Ok(Some(from_client));
         }
@@ -156,12 +158,12 @@ impl Opaque {
                 let n = client.read(&mut new).await?;
                 new.truncate(n);
                 read.extend_from_slice(&new);
-                if n == 0 || read.len() > LONGEST_GREETING {
+                if n == 0 || read.len() > MAX_GREETING {
                     return Ok::<_, io::Error>(Err(not_tls()));
                 }
             }
         };
-        let named = timeout(GREETING, reading).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        let named = timeout(GREETING_TIMEOUT, reading).await.map_err(|_| io::ErrorKind::TimedOut)??;
         Ok(named.and_then(|name| self.judge_name(connection, name.as_deref())).map(|()| read))
     }
 

@@ -12,18 +12,18 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, timeout};
 
-use crate::connect::Stop;
+use crate::connect::ProxyError;
 use crate::gate::{Connection, ConnectionInfo};
-use crate::http::{LONGEST_HEAD, MOST_HEADERS};
+use crate::http::{MAX_HEAD, MAX_HEADERS};
 use crate::lock;
 use crate::target::Target;
 use crate::wire::Wire;
 
-/// Time after which an idle connection is not reused. It is shorter than hosts usually wait before they close, so
-/// that a request does not meet a connection that is just being closed.
-const FRESH: Duration = Duration::from_secs(3);
-/// Time to wait for the end of the previous response.
-const SOON: Duration = Duration::from_millis(200);
+/// Time for which an idle connection may be reused. It is shorter than hosts usually keep connections open, so that a
+/// request does not meet a connection that is just being closed.
+const REUSE_WITHIN: Duration = Duration::from_secs(3);
+/// Maximum wait for the end of the previous response on a connection.
+const READY_WAIT: Duration = Duration::from_millis(200);
 
 /// The idle connection to a host, one for each client connection.
 #[derive(Default)]
@@ -46,33 +46,34 @@ impl IdleUpstream {
         info: ConnectionInfo,
         tls: Option<&str>,
         mut request: Request<Incoming>,
-    ) -> Result<Response<Incoming>, Stop> {
-        let lost = || Stop::Unreachable(info.target.to_string(), "its answer is not HTTP, or was cut off");
+    ) -> Result<Response<Incoming>, ProxyError> {
+        let lost = || ProxyError::Unreachable(info.target.to_string(), "its answer is not HTTP, or was cut off");
         let addresses = connection.find(what, &info).await?;
         if let Some(mut upstream) = self.take(&info.target, &addresses).await {
-            let there = ConnectionInfo { address: Some(upstream.address), ..info.clone() };
-            connection.cross(there).map_err(|refusal| connection.deny(what, refusal))?;
+            let reused = ConnectionInfo { address: Some(upstream.address), ..info.clone() };
+            connection.cross(reused).map_err(|refusal| connection.deny(what, refusal))?;
             match upstream.sender.try_send_request(request).await {
-                Ok(response) => return Ok(self.keep(upstream, response)),
+                Ok(response) => return Ok(self.store(upstream, response)),
                 // The host closed the connection before any of the request was written.
                 Err(mut e) => request = e.take_message().ok_or_else(lost)?,
             }
         }
         let mut upstream = open(connection, what, info.clone(), &addresses, tls).await?;
         let response = upstream.sender.send_request(request).await.map_err(|_| lost())?;
-        Ok(self.keep(upstream, response))
+        Ok(self.store(upstream, response))
     }
 
-    fn keep(&self, upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
+    fn store(&self, upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
         *lock(&self.0) = Some(Upstream { used: Instant::now(), ..upstream });
         response
     }
 
     async fn take(&self, target: &Target, addresses: &[SocketAddr]) -> Option<Upstream> {
         let mut upstream = lock(&self.0).take()?;
-        let fits =
-            upstream.target == *target && addresses.contains(&upstream.address) && upstream.used.elapsed() < FRESH;
-        (fits && matches!(timeout(SOON, upstream.sender.ready()).await, Ok(Ok(())))).then_some(upstream)
+        let fits = upstream.target == *target
+            && addresses.contains(&upstream.address)
+            && upstream.used.elapsed() < REUSE_WITHIN;
+        (fits && matches!(timeout(READY_WAIT, upstream.sender.ready()).await, Ok(Ok(())))).then_some(upstream)
     }
 }
 
@@ -82,18 +83,18 @@ async fn open(
     info: ConnectionInfo,
     addresses: &[SocketAddr],
     tls: Option<&str>,
-) -> Result<Upstream, Stop> {
+) -> Result<Upstream, ProxyError> {
     let target = info.target.clone();
     let (stream, address) = connection.dial(what, info, addresses).await?;
     let mut stream: Wire = Box::new(stream);
     if let Some(name) = tls {
-        let lost = |_| Stop::Unreachable(target.to_string(), "its TLS is not to be trusted");
+        let lost = |_| ProxyError::Unreachable(target.to_string(), "its TLS is not to be trusted");
         stream = connection.state.shared.interceptor.connect(stream, name).await.map_err(lost)?;
     }
-    let lost = |_| Stop::Unreachable(target.to_string(), "the connection was lost");
+    let lost = |_| ProxyError::Unreachable(target.to_string(), "the connection was lost");
     let (sender, driving) = Builder::new()
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LONGEST_HEAD)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD)
         .preserve_header_case(true)
         .handshake(TokioIo::new(stream))
         .await

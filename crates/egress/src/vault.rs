@@ -35,7 +35,7 @@ struct VaultEntry {
     secret: Secret,
     hosts: Vec<Pattern>,
     header: HeaderName,
-    /// The text that code has in place of the value.
+    /// The text that code in the sandbox has in place of the value.
     placeholder: String,
 }
 
@@ -100,7 +100,7 @@ impl Vault {
         for entry in self.of(tenant, name, port) {
             let value = entry.secret.value.expose().as_bytes();
             needles.add(value);
-            // The host may show what an earlier request brought.
+            // The host may show the password of an earlier request.
             if entry.takes_passwords() {
                 needles.add_base64(value);
             }
@@ -123,7 +123,7 @@ impl VaultEntry {
         tenants.is_empty() || tenants.iter().any(|own| own == tenant)
     }
 
-    /// Returns whether the value is also inserted into the base64 of a password.
+    /// Returns whether the value is also inserted into base64-encoded passwords.
     fn takes_passwords(&self) -> bool {
         self.header == AUTHORIZATION
     }
@@ -185,7 +185,7 @@ impl fmt::Debug for InjectedSecrets {
 }
 
 impl InjectedSecrets {
-    /// Masks the secrets in a response. The error, a sentence for the client, says why the response cannot be
+    /// Masks the secrets in a response. The error is a sentence for the client that says why the response cannot be
     /// searched.
     pub(crate) fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
         let (mut parts, body) = response.into_parts();

@@ -1,4 +1,4 @@
-//! Byte streams independent of the layer below: TCP, TLS over TCP, or an upgraded HTTP connection.
+//! Byte streams of any kind: TCP, TLS over TCP, or an upgraded HTTP connection.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

@@ -1,4 +1,5 @@
-//! Background runs: each continues by itself, its output is read with a cursor, and its result is stored for a while.
+//! Background runs. Each continues after its call was answered, its output is read with a cursor, and its result is
+//! stored for a while.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use crate::op::{EngineError, Ran, Realm, RunProgress};
 
 /// Maximum number of runs that are stored for one tenant.
 const MAX_RUNS: usize = 100;
-/// Maximum size of the results of all ended runs of one tenant, except that the newest always stays.
+/// Maximum size of the stored results of one tenant together. The newest result stays whatever its size.
 const MAX_WEIGHT: usize = 64 << 20;
 /// Maximum number of bytes stored of the output of one run.
 const RING: usize = 1 << 20;
@@ -34,7 +35,7 @@ impl Runs {
         let mut all = lock(&self.all);
         all.retain(|run| !run.is_forgotten());
         if all.len() >= MAX_RUNS {
-            let Some(oldest) = first_to_go(&all) else {
+            let Some(oldest) = first_to_remove(&all) else {
                 return Err(EngineError::OverLimit { what: "background_runs", limit: MAX_RUNS.to_string() });
             };
             all.remove(oldest);
@@ -49,7 +50,7 @@ impl Runs {
         let mut weight: usize = all.iter().map(|run| run.weight()).sum();
         while weight > MAX_WEIGHT {
             let is_last = all.iter().filter(|run| run.has_ended()).count() < 2;
-            let Some(oldest) = first_to_go(&all).filter(|_| !is_last) else { return };
+            let Some(oldest) = first_to_remove(&all).filter(|_| !is_last) else { return };
             weight -= all.remove(oldest).weight();
         }
     }
@@ -81,10 +82,10 @@ impl Runs {
     }
 }
 
-/// Returns the oldest ended run, preferring those whose end a client has seen or ordered.
-fn first_to_go(all: &[Arc<Background>]) -> Option<usize> {
+/// Returns the index of the oldest ended run, preferring those whose end a client has seen or ordered.
+fn first_to_remove(all: &[Arc<Background>]) -> Option<usize> {
     let ended = || all.iter().enumerate().filter(|(_, run)| run.has_ended());
-    ended().find(|(_, run)| run.told.load(Ordering::Relaxed)).or_else(|| ended().next()).map(|(at, _)| at)
+    ended().find(|(_, run)| run.seen.load(Ordering::Relaxed)).or_else(|| ended().next()).map(|(at, _)| at)
 }
 
 pub(crate) struct Background {
@@ -95,10 +96,10 @@ pub(crate) struct Background {
     started_at: u64,
     pub(crate) cancel: CancellationToken,
     record: Mutex<Record>,
-    /// True if no client waits for the result any more.
-    told: AtomicBool,
-    /// Cancelled when the run has ended, which others wait for.
-    over: CancellationToken,
+    /// True if a client has seen the end of the run or has cancelled it, so that its result is not needed any more.
+    seen: AtomicBool,
+    /// Token that is cancelled when the run has ended.
+    finished: CancellationToken,
 }
 
 #[derive(Default)]
@@ -128,8 +129,8 @@ impl Background {
             started_at: unix_now(),
             cancel,
             record: Mutex::default(),
-            told: AtomicBool::new(false),
-            over: CancellationToken::new(),
+            seen: AtomicBool::new(false),
+            finished: CancellationToken::new(),
         }
     }
 
@@ -144,7 +145,7 @@ impl Background {
         record.start += over as u64;
     }
 
-    /// Stores the result. `memory` is the hold of the run, and from here on accounts for what is stored of it.
+    /// Stores the result. `memory` is the hold of the run; from now on it accounts for the stored result and output.
     pub(crate) fn finish(&self, mut result: Result<Box<Ran>, EngineError>, memory: Hold) {
         let mut record = lock(&self.record);
         if let Ok(ran) = &result
@@ -153,16 +154,16 @@ impl Background {
             result = Err(EngineError::ResultDropped(full.to_string()));
         }
         if result.is_err() {
-            // Only the output of the run is left.
+            // Of a run without a result, only the output is stored.
             let _ = memory.set(record.ring.len());
         }
         record.end = Some(End { at: Instant::now(), unix: unix_now(), result, _memory: memory });
         drop(record);
-        self.over.cancel();
+        self.finished.cancel();
     }
 
-    pub(crate) fn told(&self) {
-        self.told.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_seen(&self) {
+        self.seen.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -181,7 +182,7 @@ impl Background {
     }
 
     pub(crate) async fn ended(&self) {
-        self.over.cancelled().await;
+        self.finished.cancelled().await;
     }
 
     /// Returns the output since `cursor`, but at most the newest `budget` bytes.
@@ -253,22 +254,8 @@ mod tests {
             isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
             key: String::new(),
         };
-        Box::new(Ran {
-            context,
-            created: false,
-            files: None,
-            stdout: crate::op::Captured { text: "x".repeat(bytes), ..Default::default() },
-            stderr: Default::default(),
-            value: None,
-            displays: Vec::new(),
-            error: None,
-            late: None,
-            strays: None,
-            notice: None,
-            denied: Vec::new(),
-            end: crate::op::RunOutcome::Ok,
-            duration: Duration::ZERO,
-        })
+        let stdout = crate::op::Captured { text: "x".repeat(bytes), ..Default::default() };
+        Box::new(Ran { stdout, ..Ran::empty(context, crate::op::RunOutcome::Ok) })
     }
 
     #[test]
@@ -302,7 +289,7 @@ mod tests {
             runs.add(quick.clone()).unwrap();
             quick.finish(Ok(ran(1 << 20)), Hold::default());
             runs.trim();
-            quick.told();
+            quick.mark_seen();
         }
         assert!(runs.find(Realm("sandpool"), &unseen.id).is_ok());
         assert!(lock(&runs.all).len() <= MAX_RUNS);

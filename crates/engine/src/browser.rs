@@ -76,11 +76,11 @@ impl LiveSandbox {
     /// Starts a browser, which replaces a running one. The caller makes sure that no other call does so at the same
     /// time.
     pub(crate) async fn start_browser(&self, spec: BrowserSpec) -> Result<(), SandboxFailure> {
-        self.browser_is_over();
+        self.mark_browser_over();
         let starting = async {
             match self.try_browser(&spec).await? {
                 Ok(oom_kills) => Ok(oom_kills),
-                // Chromium ends at its start now and then; nothing is lost by a second attempt.
+                // Chromium occasionally ends while it starts, and a second attempt loses nothing.
                 Err(why) => {
                     tracing::warn!(why, "the browser did not start; trying once more");
                     self.try_browser(&spec).await?.map_err(|why| not_started(&why))
@@ -101,15 +101,15 @@ impl LiveSandbox {
         self.guest.expect_browser();
         match self.guest.ask(&ToGuest::StartBrowser { spec: spec.clone() }, START).await? {
             FromGuest::BrowserReady { .. } => Ok(Ok(kills.unwrap_or(0))),
-            // The message may contain paths, which are those of the host.
+            // The message may contain paths of the host, so it is only for the log.
             FromGuest::Failed { message, .. } => Ok(Err(one_line(&message))),
             _ => Err(self.guest.close("the guest answered something else").into()),
         }
     }
 
-    /// Returns whether a process of the browser was killed for memory since the browser started, or since the last call
-    /// of this function.
-    pub(crate) async fn browser_outgrew(&self) -> bool {
+    /// Returns whether a process of the browser was killed for memory since the browser started or since this function
+    /// was last called.
+    pub(crate) async fn browser_was_oom_killed(&self) -> bool {
         let BrowserStatus::Runs { oom_kills: before } = *lock(self.browser()) else { return false };
         let Some(oom_kills) = self.browser_oom_kills().await else { return false };
         *lock(self.browser()) = BrowserStatus::Runs { oom_kills };
@@ -117,7 +117,7 @@ impl LiveSandbox {
     }
 
     /// Marks the browser as over, so that the next call starts another, and returns whether it ran until now.
-    pub(crate) fn browser_is_over(&self) -> bool {
+    pub(crate) fn mark_browser_over(&self) -> bool {
         let mut browser = lock(self.browser());
         let ran = matches!(*browser, BrowserStatus::Runs { .. });
         if ran {

@@ -92,7 +92,7 @@ impl HeadTail {
         }
     }
 
-    /// Records that bytes are missing here, so what follows does not continue what was kept so far.
+    /// Records that bytes are missing here, so that later text does not continue the earlier one.
     pub(crate) fn gap(&mut self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -172,7 +172,7 @@ impl StreamCapture {
     }
 }
 
-/// Collects the value, displays and error of a cell.
+/// Collects the value, the displays, the error and the late output of a cell.
 #[derive(Debug)]
 pub(crate) struct Rich {
     budget: usize,
@@ -245,7 +245,7 @@ impl Rich {
         }
     }
 
-    /// Adds output that did not come from this cell. It is shown separately, each piece on its own lines.
+    /// Adds output of processes that earlier cells left behind. It is shown separately, each piece on its own lines.
     pub(crate) fn late(&mut self, text: &str) {
         if text.is_empty() {
             return;
@@ -282,7 +282,7 @@ impl Rich {
         let late = self.has_late.then(|| self.late.finish().0);
         let strays = (self.stray_bytes > 0).then(|| self.strays.finish().0);
         if strays.is_some() {
-            // Logged because not every dialect can show it.
+            // The log mentions it because not every dialect can show it.
             tracing::info!(bytes = self.stray_bytes, "earlier calls of this context have printed during a later one");
         }
         Shown { value: self.value, displays, error: self.error, late, strays }
@@ -394,7 +394,7 @@ fn picture(mime: &str, value: &Value, room: usize) -> Result<String, String> {
     }
 }
 
-/// Estimates the memory of a result.
+/// Estimates the memory of a result in bytes.
 pub(crate) fn weight_of(ran: &Ran) -> usize {
     let texts = [&ran.stdout.text, &ran.stderr.text].into_iter().chain(&ran.late).chain(&ran.strays).chain(&ran.notice);
     let errors = ran.error.iter().map(|error| error.value.len() + error.text.len());

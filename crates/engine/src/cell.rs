@@ -1,4 +1,4 @@
-//! One piece of work of a guest, a cell or a command. Its output is folded into a bounded result as it arrives.
+//! Runs one cell or command in a guest, and folds its output into a bounded result as it arrives.
 //!
 //! This module knows the wire protocol and the clock. The operations decide what an end means for a context.
 
@@ -15,7 +15,7 @@ use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
 use crate::op::{Call, Captured, ContextInfo, EngineError, Environment, Event, KeptOutput, Network, Ran, RunOutcome};
 use crate::registry::{LiveSandbox, one_line};
 
-/// Time that the host allows the guest beyond the deadline and its grace time.
+/// Time that the host allows the guest beyond the deadline and the grace time of a run.
 const BACKSTOP: Duration = Duration::from_secs(2);
 /// Minimum number of bytes that the guest forwards of each stream, whatever the budget of the result.
 const MIN_FORWARD: u64 = 256 << 10;
@@ -25,6 +25,7 @@ const MAX_KEPT_NAME: usize = 128;
 /// Name of the error of code that cannot be run in one call.
 pub(crate) const TOO_LONG: &str = "CodeTooLong";
 
+/// The conditions of one cell or command: where it runs, how long, and how much of its output is captured.
 pub(crate) struct CellRun<'a> {
     pub(crate) inner: &'a Inner,
     pub(crate) call: &'a Call,
@@ -151,7 +152,7 @@ impl CellRun<'_> {
     }
 }
 
-/// The end of a run and everything that was shown until then.
+/// The end of a run and the output until then.
 pub(crate) struct CellReport<'a> {
     ending: CellEnding,
     timeout: Duration,
@@ -208,7 +209,7 @@ impl CellReport<'_> {
     }
 }
 
-/// Adds a link to the kept output. Only truncated output needs one, and only a plain name can be part of one.
+/// Adds the link to a kept output. Only truncated output needs a link, and only a plain name can be part of one.
 fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
     let plain = |name: &str| {
         let fits = !name.is_empty() && name.len() <= MAX_KEPT_NAME && !name.starts_with('.');
@@ -221,10 +222,10 @@ fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
     });
 }
 
-/// The last message of a run, before its meaning is known.
+/// The last message of the guest about a run.
 type CellAnswer = Result<RunEnd, StartRefused>;
 
-/// Everything that a run shows, folded as it arrives.
+/// The output of a run, folded as it arrives.
 struct OutputFold<'a> {
     stdout: StreamCapture,
     stderr: StreamCapture,

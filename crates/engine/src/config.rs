@@ -1,5 +1,5 @@
-//! Typed configuration of the engine. This module reads no environment variable and no file. The engine knows no dialect:
-//! each one brings the rules of its realm.
+//! Typed configuration of the engine. This module reads no environment variable and no file. The engine knows no
+//! dialect: each one brings the rules of its realm.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ pub use sandbox::{DATA, WORKSPACE};
 
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Processes added for the browser. Threads count: Chromium has about fifty with one page, and about ten more for each
-/// further site.
+/// Number of processes added to a sandbox's limit for the browser. Threads count: Chromium has about fifty with one
+/// page, and about ten more for each further site.
 const BROWSER_PIDS: u32 = 256;
 
 /// Configuration of one engine. It does not implement `Debug` because it contains the secret of the links.
@@ -38,7 +38,7 @@ pub struct EngineConfig {
     /// Maximum size of the code of one run.
     pub max_code_bytes: usize,
     pub health_interval: Duration,
-    /// Interval between searches for orphans, which dead servers left behind.
+    /// Interval between searches for orphans that dead servers left behind.
     pub orphan_interval: Duration,
     /// Maximum time that a run waits for a permit.
     pub queue_wait: Duration,
@@ -49,12 +49,12 @@ pub struct EngineConfig {
     pub ready_wait: Duration,
     /// Maximum time for a sandbox to start, and again for a kernel to start in it.
     pub start_timeout: Duration,
-    /// Maximum number of ready sandboxes of all tenants and realms together. The `pool_size` sandboxes count, and exist
-    /// even if they exceed it.
+    /// Maximum number of ready sandboxes of all tenants and realms together. The sandboxes that `pool_size` orders
+    /// count towards it, but are created even if they exceed it.
     pub ready_max: usize,
     /// Maximum memory of all ready sandboxes together.
     pub ready_memory_bytes: u64,
-    /// Number of ready sandboxes that are created at the same time, after those that a caller waits for.
+    /// Maximum number of refills at the same time. Sandboxes that a caller waits for do not count.
     pub refills_at_once: usize,
     /// Tenant whose ready sandboxes `pool_size` orders. Other tenants get ready sandboxes according to their demand.
     pub pool_tenant: Tenant,
@@ -65,7 +65,7 @@ pub struct EngineConfig {
     pub egress: Option<egress::Egress>,
 }
 
-/// The usual values, without a realm.
+/// The defaults contain the usual values and no realm.
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -110,7 +110,7 @@ impl EngineConfig {
     }
 }
 
-/// Returns a random secret that is valid for the lifetime of this engine.
+/// Returns a random secret for an engine whose configuration sets none. Links do not outlive such an engine.
 fn random_secret() -> [u8; 32] {
     let mut secret = [0; 32];
     for half in secret.chunks_exact_mut(16) {
@@ -125,7 +125,7 @@ pub struct RealmConfig {
     pub realm: Realm,
     /// Prefix of the ids that the engine generates: `ctx-`, `session-`, `sbx-`.
     pub id_prefix: &'static str,
-    /// Timeout of a run that does not ask for a shorter or longer one.
+    /// Timeout of a run that asks for none.
     pub timeout: Duration,
     /// Maximum timeout that a run may ask for.
     pub max_timeout: Duration,
@@ -246,9 +246,9 @@ impl RealmConfig {
         Some(BrowserRoom { memory_bytes: u64::try_from(memory).unwrap_or(u64::MAX), ..room })
     }
 
-    /// Returns the number of sandboxes to keep ready. It is zero in a realm with conversations: a sandbox of a
-    /// conversation is created with its files, so no ready sandbox could serve it.
-    pub(crate) fn sessions(&self) -> usize {
+    /// Returns the number of ready sandboxes that the operator ordered. It is zero in a realm with conversations: a
+    /// sandbox of a conversation is created with its files, so no ready sandbox could serve it.
+    pub(crate) fn ordered_sandboxes(&self) -> usize {
         if self.kept.is_some() { 0 } else { self.pool_size }
     }
 }
@@ -264,7 +264,7 @@ pub struct Runtimes {
     pub python: KernelCommand,
     /// Runtime of JavaScript and TypeScript. Without it, contexts in these languages are refused.
     pub node: Option<KernelCommand>,
-    /// Browser of this machine. Without it there are no browsers.
+    /// Browser of this machine. Without it, operations that need a browser are refused.
     pub browser: Option<BrowserCommand>,
     /// Files of the drivers: absolute path inside the sandbox, and content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
@@ -289,7 +289,7 @@ pub struct KernelCommand {
     pub label: String,
     /// Path of the interpreter, its flags and the driver file.
     pub argv: Vec<String>,
-    /// The complete environment.
+    /// The complete environment of the interpreter.
     pub env: BTreeMap<String, String>,
     /// Host directories and files that the interpreter needs, shown read-only.
     pub binds: Vec<PathBuf>,

@@ -32,11 +32,11 @@ pub(crate) struct ContextState {
     pub(crate) last_kernel: KernelId,
     /// Number of memory kills in the sandbox that are already accounted for.
     pub(crate) oom_kills: u64,
-    /// True while a task is scheduled to read the number of memory kills.
-    pub(crate) settling: bool,
-    /// Message for the next run: variables and files were lost since the last one.
+    /// True while a task is scheduled that reads the number of memory kills.
+    pub(crate) oom_query_scheduled: bool,
+    /// Message for the next run about variables and files that were lost since the last one.
     pub(crate) notice: Option<String>,
-    /// Message for the next run of a language: its variables were lost.
+    /// Message for the next run of each language whose variables were lost.
     pub(crate) kernel_notices: BTreeMap<Language, String>,
 }
 
@@ -69,7 +69,7 @@ impl ContextState {
     }
 }
 
-/// The browser of a context, as its calls know it. Only the call that has the browser's turn may change it.
+/// The browser state that the calls of a context share. Only the call that has the browser's turn may change it.
 #[derive(Default)]
 pub(crate) struct BrowserUse {
     /// Sandbox in which the browser ran last.
@@ -92,21 +92,21 @@ pub(crate) struct Context {
     /// Connection that created the context.
     pub(crate) connection: Option<String>,
     pub(crate) created_at: u64,
-    /// Number that counts up within the tenancy.
+    /// Position of the context in the order of creation within its tenancy.
     pub(crate) number: u64,
     /// Turn of the kernels. The lock is fair: first come, first served.
     pub(crate) turn: Arc<tokio::sync::Mutex<ContextState>>,
     /// Turn of the browser, which is equally fair. A call that needs both turns takes this one first.
-    pub(crate) browsing: Arc<tokio::sync::Mutex<BrowserUse>>,
-    /// Cancelled when the context is removed; calls that wait for a turn give up.
+    pub(crate) browser_turn: Arc<tokio::sync::Mutex<BrowserUse>>,
+    /// Token that is cancelled when the context is removed, so that calls that wait for a turn give up.
     pub(crate) gone: CancellationToken,
     /// Share of the limits that the context occupies until it is removed.
     pub(crate) charge: Mutex<Option<Charge>>,
     /// True if the context was created for a call that has not reported it to its client.
-    untold: AtomicBool,
+    unreported: AtomicBool,
     /// Notifies file operations that wait for a sandbox.
-    has_moved: Notify,
-    state: Mutex<ContextActivity>,
+    sandbox_changed: Notify,
+    activity: Mutex<ContextActivity>,
 }
 
 struct ContextActivity {
@@ -134,9 +134,9 @@ pub(crate) struct Plan {
 }
 
 impl Context {
-    pub(crate) fn new(plan: Plan, home: ContextState, isolation: Isolation) -> Self {
+    pub(crate) fn new(plan: Plan, state: ContextState, isolation: Isolation) -> Self {
         let now = unix_now();
-        home.sandbox.iter().for_each(|sandbox| sandbox.belongs_to(&plan.id));
+        state.sandbox.iter().for_each(|sandbox| sandbox.belongs_to(&plan.id));
         Self {
             id: plan.id,
             name: plan.name,
@@ -150,34 +150,34 @@ impl Context {
             number: 0,
             gone: CancellationToken::new(),
             charge: Mutex::default(),
-            untold: AtomicBool::new(false),
-            has_moved: Notify::new(),
-            state: Mutex::new(ContextActivity {
-                sandbox: home.sandbox.clone(),
+            unreported: AtomicBool::new(false),
+            sandbox_changed: Notify::new(),
+            activity: Mutex::new(ContextActivity {
+                sandbox: state.sandbox.clone(),
                 isolation,
                 last_used: now,
                 last_active: Instant::now(),
                 uses: 0,
                 runs: 0,
             }),
-            turn: Arc::new(tokio::sync::Mutex::new(home)),
-            browsing: Arc::default(),
+            turn: Arc::new(tokio::sync::Mutex::new(state)),
+            browser_turn: Arc::default(),
         }
     }
 
     pub(crate) fn info(&self) -> ContextInfo {
-        let state = lock(&self.state);
+        let activity = lock(&self.activity);
         ContextInfo {
             id: self.id.clone(),
             name: self.name.clone(),
             description: self.description.clone(),
             language: self.language,
             created_at: self.created_at,
-            last_used: state.last_used,
-            busy: state.runs > 0,
+            last_used: activity.last_used,
+            busy: activity.runs > 0,
             size: self.size,
             limits: self.limits,
-            isolation: state.isolation.clone(),
+            isolation: activity.isolation.clone(),
             key: self.keys.files.clone(),
         }
     }
@@ -188,49 +188,50 @@ impl Context {
 
     /// Records that a run ended.
     pub(crate) fn used(&self) {
-        let mut state = lock(&self.state);
-        state.last_used = state.last_used.max(unix_now());
-        state.last_active = Instant::now();
+        let mut activity = lock(&self.activity);
+        activity.last_used = activity.last_used.max(unix_now());
+        activity.last_active = Instant::now();
     }
 
-    pub(crate) fn moved(&self, sandbox: &Arc<LiveSandbox>) {
+    /// Replaces the sandbox that file operations use, and wakes those that wait for one.
+    pub(crate) fn set_sandbox(&self, sandbox: &Arc<LiveSandbox>) {
         sandbox.belongs_to(&self.id);
-        let mut state = lock(&self.state);
-        state.isolation = sandbox.isolation().clone();
-        state.sandbox = Some(sandbox.clone());
-        drop(state);
-        self.has_moved.notify_waiters();
+        let mut activity = lock(&self.activity);
+        activity.isolation = sandbox.isolation().clone();
+        activity.sandbox = Some(sandbox.clone());
+        drop(activity);
+        self.sandbox_changed.notify_waiters();
     }
 
     pub(crate) fn live_sandbox(&self) -> Option<Arc<LiveSandbox>> {
-        lock(&self.state).sandbox.clone().filter(|sandbox| !sandbox.guest.is_lost())
+        lock(&self.activity).sandbox.clone().filter(|sandbox| !sandbox.guest.is_lost())
     }
 
     /// Waits until the context has a sandbox.
     pub(crate) async fn next_sandbox(&self) -> Arc<LiveSandbox> {
         loop {
-            let mut moved = pin!(self.has_moved.notified());
+            let mut changed = pin!(self.sandbox_changed.notified());
             // Registered before the check, so that no notification in between is missed.
-            moved.as_mut().enable();
+            changed.as_mut().enable();
             if let Some(sandbox) = self.live_sandbox() {
                 return sandbox;
             }
-            moved.await;
+            changed.await;
         }
     }
 
-    /// Returns since when the context is unused, or `None` while it is in use.
+    /// Returns the time of the last use, or `None` while the context is in use.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
-        let state = lock(&self.state);
-        (state.uses == 0).then_some(state.last_active)
+        let activity = lock(&self.activity);
+        (activity.uses == 0).then_some(activity.last_active)
     }
 
     pub(crate) fn last_used(&self) -> u64 {
-        lock(&self.state).last_used
+        lock(&self.activity).last_used
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        lock(&self.state).runs > 0
+        lock(&self.activity).runs > 0
     }
 }
 
@@ -240,16 +241,16 @@ pub(crate) struct ContextLease(Arc<Context>);
 
 impl ContextLease {
     pub(crate) fn new(context: &Arc<Context>) -> Self {
-        let mut state = lock(&context.state);
-        state.uses += 1;
-        state.last_active = Instant::now();
-        drop(state);
+        let mut activity = lock(&context.activity);
+        activity.uses += 1;
+        activity.last_active = Instant::now();
+        drop(activity);
         Self(context.clone())
     }
 
     /// Marks the context as busy until the returned value is dropped.
     pub(crate) fn run(&self) -> Running {
-        lock(&self.0.state).runs += 1;
+        lock(&self.0.activity).runs += 1;
         Running(self.0.clone())
     }
 
@@ -268,33 +269,35 @@ impl Deref for ContextLease {
 
 impl Drop for ContextLease {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
-        state.uses -= 1;
-        state.last_active = Instant::now();
+        let mut activity = lock(&self.0.activity);
+        activity.uses -= 1;
+        activity.last_active = Instant::now();
     }
 }
 
-/// Records that a context is new, until one call reports it. A call that fails leaves that to the next one, so that no
-/// client mistakes an empty context for the one that was there before.
+/// Remembers that a context is new until one call reports it to the client. If that call fails, the next call reports
+/// it, so that no client mistakes an empty context for an earlier one with the same name.
 pub(crate) struct NewContextNotice {
     context: Arc<Context>,
     is_new: bool,
 }
 
 impl NewContextNotice {
-    pub(crate) fn made(context: &Arc<Context>) -> Self {
+    pub(crate) fn created(context: &Arc<Context>) -> Self {
         Self { context: context.clone(), is_new: true }
     }
 
-    pub(crate) fn left(context: &Arc<Context>) -> Self {
-        Self { context: context.clone(), is_new: context.untold.swap(false, Ordering::SeqCst) }
+    /// Takes over the duty to report an existing context, if no call has reported it yet.
+    pub(crate) fn found(context: &Arc<Context>) -> Self {
+        Self { context: context.clone(), is_new: context.unreported.swap(false, Ordering::SeqCst) }
     }
 
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
     }
 
-    pub(crate) fn tell(&mut self) -> bool {
+    /// Returns whether the answer has to say that the context is new. Later calls do not say so again.
+    pub(crate) fn report(&mut self) -> bool {
         std::mem::take(&mut self.is_new)
     }
 }
@@ -302,15 +305,16 @@ impl NewContextNotice {
 impl Drop for NewContextNotice {
     fn drop(&mut self) {
         if self.is_new {
-            self.context.untold.store(true, Ordering::SeqCst);
+            self.context.unreported.store(true, Ordering::SeqCst);
         }
     }
 }
 
+/// Marks a context as busy until it is dropped.
 pub(crate) struct Running(Arc<Context>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        lock(&self.0.state).runs -= 1;
+        lock(&self.0.activity).runs -= 1;
     }
 }

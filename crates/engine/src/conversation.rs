@@ -1,10 +1,10 @@
-//! Conversations, whose files outlive every sandbox. Only one sandbox at a time has the files, so calls take turns.
+//! Conversations. Their files outlive every sandbox, and only one sandbox at a time has them, so calls take turns.
 //!
 //! A sandbox in which no code has run stays parked for a few seconds, for the next call that needs the files. Code runs
-//! in a new sandbox for each call. In a conversation that goes on, the sandbox of the next call is created in advance.
+//! in a new sandbox for each call. If calls follow each other quickly, the next sandbox is created in advance.
 //!
-//! Unlike the launcher's parked volumes (`jail/pool.rs`), parked sandboxes are bounded for each tenant, and the turn of
-//! its conversation protects each from being displaced while a call uses it.
+//! Unlike the launcher's parked volumes (`jail/pool.rs`), parked sandboxes are bounded for each tenant. While a call
+//! uses one, the turn of its conversation protects it from being displaced.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -29,10 +29,10 @@ use crate::tenancy::Tenancy;
 pub(crate) const PARKED: Duration = Duration::from_secs(10);
 /// Maximum number of parked sandboxes of all tenants. A tenant gets at most half of them.
 const MAX_PARKED: usize = 32;
-/// A call that follows another within this time is likely to be followed by a third.
-const GOES_ON: Duration = Duration::from_secs(60);
-/// Maximum time that a sandbox created in advance waits for callers that need something created now.
-const BEHIND: Duration = Duration::from_millis(100);
+/// If a call follows another within this time, a third call is likely to follow.
+const FOLLOW_UP: Duration = Duration::from_secs(60);
+/// Maximum time for which the creation of a sandbox in advance yields to callers that wait for a sandbox.
+const PREPARE_WAIT: Duration = Duration::from_millis(100);
 /// Maximum time to wait for room to park a sandbox.
 const PARKING_WAIT: Duration = Duration::from_secs(30);
 /// Interval at which a call that waits for room looks for a parked sandbox to displace.
@@ -50,7 +50,7 @@ pub(crate) struct Conversations {
     known: Mutex<ConversationIndex>,
 }
 
-/// The permits for parked sandboxes of all tenants. A tenant takes none while it holds as many as are free, so that
+/// The permits for parked sandboxes of all tenants. A tenant gets no permit while it has as many as are free, so that
 /// tenants that take all they can leave some to the next one.
 #[derive(Default)]
 struct ParkingPermits {
@@ -59,10 +59,10 @@ struct ParkingPermits {
     waiting: Keyed<()>,
 }
 
-/// The tenant to which a parked sandbox counts. Links whose tenant is unknown count as one owner together.
+/// The tenant whose permit a parked sandbox uses. All links of unknown tenants share one owner, `None`.
 type ParkingOwner = Option<Tenant>;
 
-/// Permission to park one sandbox. Dropping it returns it.
+/// Permission to park one sandbox. Dropping it gives the permit back.
 #[must_use]
 struct ParkingPermit {
     held: Arc<Mutex<HashMap<ParkingOwner, usize>>>,
@@ -100,7 +100,7 @@ impl Drop for ParkingPermit {
 
 #[derive(Default)]
 struct ConversationIndex {
-    /// Volumes that existed when the back end was last asked.
+    /// Names of the kept volumes that existed when the back end last listed them.
     kept: HashSet<String>,
     /// Owners of the conversations that were used since the engine started.
     owners: HashMap<String, ConversationOwner>,
@@ -114,7 +114,7 @@ struct ConversationOwner {
     last_call: Option<Instant>,
 }
 
-/// State of a conversation between two turns.
+/// The state of a conversation between two turns: its parked sandbox, if it has one.
 #[derive(Default)]
 pub(crate) struct ParkingSlot {
     parked: Option<ParkedSandbox>,
@@ -126,7 +126,7 @@ struct ParkedSandbox {
     /// Language of its kernel, if it has one.
     language: Option<Language>,
     since: Instant,
-    room: ParkingPermit,
+    permit: ParkingPermit,
 }
 
 impl ParkingSlot {
@@ -139,14 +139,14 @@ impl ParkingSlot {
 }
 
 impl KeyedState for ParkingSlot {
-    fn is_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.parked.is_none()
     }
 }
 
 impl Conversations {
-    /// Records the tenant of a conversation. Fails if the tenant has too many.
-    pub(crate) fn note(&self, key: &str, tenancy: &Tenancy, conversation: &str) -> Result<(), EngineError> {
+    /// Records the use of a conversation and its tenant. Fails if the tenant has too many conversations.
+    pub(crate) fn register(&self, key: &str, tenancy: &Tenancy, conversation: &str) -> Result<(), EngineError> {
         let (tenant, most) = (&tenancy.tenant.tenant, tenancy.config().max_contexts);
         let (last_used, mut known) = (Instant::now(), lock(&self.known));
         if let Some(owner) = known.owners.get_mut(key) {
@@ -166,10 +166,10 @@ impl Conversations {
         Ok(())
     }
 
-    /// Records a call that runs code, and returns whether another one was made shortly before.
-    pub(crate) fn goes_on(&self, key: &str) -> bool {
+    /// Records a run, and returns whether the conversation had another one shortly before.
+    pub(crate) fn record_run(&self, key: &str) -> bool {
         let before = lock(&self.known).owners.get_mut(key).and_then(|owner| owner.last_call.replace(Instant::now()));
-        before.is_some_and(|before| before.elapsed() < GOES_ON)
+        before.is_some_and(|before| before.elapsed() < FOLLOW_UP)
     }
 
     pub(crate) fn exists(&self, key: &str) -> bool {
@@ -181,17 +181,17 @@ impl Conversations {
         lock(&self.known).owners.get(key).map(|owner| owner.tenant.clone())
     }
 
-    /// Records the volumes that the back end had at the time `asked`. A conversation that was last used before then and
-    /// has no volume was never created, so it is forgotten.
-    fn learn(&self, asked: Instant, kept: HashSet<String>) {
-        let waited_for = self.turns.names();
+    /// Records the volumes that the back end had at the time `asked`. A conversation that was last used before that
+    /// time and has no volume is forgotten, because its files were never created.
+    fn update(&self, asked: Instant, kept: HashSet<String>) {
+        let in_use = self.turns.names();
         let mut known = lock(&self.known);
-        known.owners.retain(|key, owner| kept.contains(key) || owner.last_used >= asked || waited_for.contains(key));
+        known.owners.retain(|key, owner| kept.contains(key) || owner.last_used >= asked || in_use.contains(key));
         known.kept = kept;
     }
 
-    /// Returns whether the conversation was used within `time`, by the monotonic clock. The clock behind the times of
-    /// the volumes may jump.
+    /// Returns whether the conversation was used within `time`. This uses the monotonic clock, because the clock behind
+    /// the times of the volumes may jump.
     fn used_within(&self, key: &str, time: Duration) -> bool {
         lock(&self.known).owners.get(key).is_some_and(|owner| owner.last_used.elapsed() < time)
     }
@@ -213,17 +213,17 @@ impl Inner {
             return Ok(parked.sandbox.clone());
         }
         turn.parked = None;
-        let room = self.parking_room(&self.parking_owner(shape)).await?;
+        let permit = self.parking_permit(&self.parking_owner(shape)).await?;
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
-        let _hurry = provisioner.hurry();
+        let _waiting = provisioner.caller_waits();
         let sandbox = provisioner.create(shape, None).await?;
         let since = Instant::now();
         turn.parked =
-            Some(ParkedSandbox { sandbox: sandbox.clone(), shape: shape.clone(), language: None, since, room });
+            Some(ParkedSandbox { sandbox: sandbox.clone(), shape: shape.clone(), language: None, since, permit });
         Ok(sandbox)
     }
 
-    /// Returns a sandbox in which no code has run yet, with a kernel started as specified. The caller destroys it.
+    /// Returns a sandbox in which no code has run, with a kernel started as `kernel` specifies. The caller destroys it.
     pub(crate) async fn sandbox_for_code(
         &self,
         turn: &mut Turn<ParkingSlot>,
@@ -231,7 +231,7 @@ impl Inner {
         kernel: KernelSpec,
     ) -> Result<(Arc<LiveSandbox>, KernelId), SandboxFailure> {
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
-        let _hurry = provisioner.hurry();
+        let _waiting = provisioner.caller_waits();
         let (sandbox, number) = match turn.parked.take() {
             Some(ParkedSandbox { sandbox, shape: of, language, .. }) if of == *shape && !sandbox.guest.is_lost() => {
                 if language == Some(kernel.language) && !sandbox.guest.has_exited(FIRST_KERNEL) {
@@ -247,7 +247,7 @@ impl Inner {
                 (provisioner.create(shape, Some(kernel.language)).await?, FIRST_KERNEL)
             }
         };
-        let started = provisioner.start_as_told(&sandbox, number, kernel).await;
+        let started = provisioner.start_kernel_as(&sandbox, number, kernel).await;
         Ok((sandbox.if_started(started).await?, number))
     }
 
@@ -255,27 +255,29 @@ impl Inner {
     /// or if the next call has already arrived.
     pub(crate) async fn prepare(&self, key: &str, shape: Shape, kernel: KernelSpec) {
         let Ok(provisioner) = self.provisioner() else { return };
-        provisioner.nobody_waits(BEHIND).await;
-        let Some(room) = self.conversations.parking.take(&self.parking_owner(&shape)) else { return };
+        provisioner.yield_to_callers(PREPARE_WAIT).await;
+        let Some(permit) = self.conversations.parking.take(&self.parking_owner(&shape)) else { return };
         let Some(mut turn) = self.conversations.turns.try_turn(key) else { return };
         if turn.parked.is_some() {
             return;
         }
         let language = kernel.language;
-        let making = async {
+        let creating = async {
             let sandbox = provisioner.create(&shape, Some(language)).await?;
-            let started = match provisioner.start_as_told(&sandbox, FIRST_KERNEL, kernel).await {
+            let started = match provisioner.start_kernel_as(&sandbox, FIRST_KERNEL, kernel).await {
                 Ok(()) => rehearse(&sandbox, language).await.map_err(SandboxFailure::new),
                 Err(failure) => Err(failure),
             };
             sandbox.if_started(started).await
         };
-        match making.await {
+        match creating.await {
             Ok(sandbox) => {
                 let since = Instant::now();
-                turn.parked = Some(ParkedSandbox { sandbox, shape, language: Some(language), since, room });
+                turn.parked = Some(ParkedSandbox { sandbox, shape, language: Some(language), since, permit });
             }
-            Err(SandboxFailure { log, .. }) => tracing::debug!(why = log, "nothing could be made for the next call"),
+            Err(SandboxFailure { log, .. }) => {
+                tracing::debug!(why = log, "no sandbox could be created for the next call")
+            }
         }
     }
 
@@ -283,15 +285,15 @@ impl Inner {
         shape.kept.as_ref().and_then(|volume| self.conversations.owner(&volume.name))
     }
 
-    /// Waits for room to park a sandbox, and displaces parked sandboxes that nobody uses at the moment.
-    async fn parking_room(&self, owner: &ParkingOwner) -> Result<ParkingPermit, SandboxFailure> {
+    /// Waits for a permit to park a sandbox, and displaces parked sandboxes that no call uses.
+    async fn parking_permit(&self, owner: &ParkingOwner) -> Result<ParkingPermit, SandboxFailure> {
         let (parking, until) = (&self.conversations.parking, Instant::now() + PARKING_WAIT);
         let full = || SandboxFailure::new("too many files are read at once; retry later");
-        let line = owner.as_ref().map_or("", |tenant| tenant.0.as_str());
-        let _first = tokio::time::timeout_at(until, parking.waiting.turn(line)).await.map_err(|_| full())?;
+        let queue = owner.as_ref().map_or("", |tenant| tenant.0.as_str());
+        let _first = tokio::time::timeout_at(until, parking.waiting.turn(queue)).await.map_err(|_| full())?;
         loop {
-            if let Some(room) = parking.take(owner) {
-                return Ok(room);
+            if let Some(permit) = parking.take(owner) {
+                return Ok(permit);
             }
             if Instant::now() >= until {
                 return Err(full());
@@ -302,13 +304,13 @@ impl Inner {
         }
     }
 
-    /// Destroys a parked sandbox that no call uses, to make room for `owner`: the oldest of the owner that holds the
-    /// most. Of owners other than `owner` only those that hold more are considered. Returns whether there was one.
+    /// Destroys a parked sandbox that no call uses, to make room for `owner`: the oldest one of the owner that has the
+    /// most. Only `owner` itself and owners that have more are considered. Returns whether there was one.
     async fn displace(&self, owner: &ParkingOwner) -> bool {
         let parking = &self.conversations.parking;
         let own = parking.held_by(owner);
         let candidates = self.unused_parked().into_iter().filter_map(|(since, turn)| {
-            let of = &turn.parked.as_ref()?.room.owner;
+            let of = &turn.parked.as_ref()?.permit.owner;
             let held = parking.held_by(of);
             (of == owner || held > own).then_some((held, Reverse(since), turn))
         });
@@ -346,21 +348,21 @@ impl Inner {
             Err(error) => return tracing::warn!(%error, "cannot list the files of conversations"),
         };
         let oldest = unix_now().saturating_sub(kept.stays.as_secs());
-        self.conversations.learn(asked, all.iter().map(|volume| volume.name.clone()).collect());
+        self.conversations.update(asked, all.iter().map(|volume| volume.name.clone()).collect());
         for volume in all.into_iter().filter(|volume| volume.last_used < oldest) {
-            // A volume whose turn is taken is in use.
+            // If the turn is taken, a call uses the volume.
             let Some(turn) = self.conversations.turns.try_turn(&volume.name) else { continue };
-            if !turn.is_nothing() || self.conversations.used_within(&volume.name, kept.stays) {
+            if !turn.is_empty() || self.conversations.used_within(&volume.name, kept.stays) {
                 continue;
             }
             match backend.discard(&volume.name).await {
-                Ok(()) => self.forgotten(&volume.name, realm),
+                Ok(()) => self.forget(&volume.name, realm),
                 Err(error) => tracing::debug!(%error, "the files of a conversation cannot be deleted now"),
             }
         }
     }
 
-    fn forgotten(&self, key: &str, realm: Realm) {
+    fn forget(&self, key: &str, realm: Realm) {
         let mut known = lock(&self.conversations.known);
         known.kept.remove(key);
         let owner = known.owners.remove(key);

@@ -1,16 +1,17 @@
-//! Calculates how many sandboxes should wait ready. It knows no sandbox and no clock: demand goes in, numbers come out.
+//! Calculates how many sandboxes should wait ready. This module knows no sandbox and no clock: demand goes in, numbers
+//! come out.
 //!
 //! The launcher's spares follow a simpler rule (`jail/pool.rs`): they are cheap and alike, so doubling after a miss is
-//! enough. A ready sandbox costs memory and its refill takes long, so here the pace of the refills counts, and a budget
-//! is divided among tenants.
+//! enough. A ready sandbox costs memory and its refill takes long, so this module considers the pace of the refills and
+//! divides a budget among tenants.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Time without demand after which half of what a burst has raised is gone.
+/// Time without demand after which the wish that a burst has raised is half as large.
 const HALF_LIFE: Duration = Duration::from_secs(120);
-/// Peak below which the wish is zero: the last sandbox of a shelf stays for three half-lives.
+/// Peak below which the wish is zero. The last sandbox of a shelf stays for three half-lives.
 const NOTHING: f64 = 0.125;
 
 /// Demand for one shelf: the largest number of sandboxes taken ahead of the refills, and how long ago that was.
@@ -31,14 +32,14 @@ impl Demand {
     /// Records that one sandbox was requested. `refill` is the time until one more is created.
     pub(crate) fn took(&mut self, now: Instant, refill: Duration) {
         let passed = now.saturating_duration_since(self.at);
-        let made = passed.as_secs_f64() / refill.as_secs_f64().max(1e-6);
+        let refilled = passed.as_secs_f64() / refill.as_secs_f64().max(1e-6);
         self.peak = self.peak_at(now);
-        self.behind = (self.behind - made).max(0.0) + 1.0;
+        self.behind = (self.behind - refilled).max(0.0) + 1.0;
         self.peak = self.peak.max(self.behind);
         self.at = now;
     }
 
-    /// Returns as many sandboxes as the worst recent demand would have needed, rounded up.
+    /// Returns the number of sandboxes that the worst recent demand would have needed, rounded up.
     pub(crate) fn wish(&self, now: Instant) -> usize {
         let peak = self.peak_at(now);
         // A conversion of a float to an integer saturates.
@@ -54,7 +55,7 @@ impl Demand {
 /// The number of ready sandboxes that one shelf asks for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish {
-    /// Number of sandboxes that the operator ordered, whatever they cost.
+    /// Number of sandboxes that the operator ordered. They are created whatever the budget is.
     pub(crate) least: usize,
     pub(crate) wish: usize,
     /// Memory of one sandbox.
@@ -69,8 +70,8 @@ pub(crate) struct PoolBudget {
 }
 
 /// Returns how many sandboxes each shelf gets: first those that the operator ordered, then one each in turn until all
-/// wishes are met or the room is used up. Earlier wishes come first.
-pub(crate) fn allot(wishes: &[Wish], room: PoolBudget) -> Vec<usize> {
+/// wishes are met or the budget is used up. Earlier wishes come first.
+pub(crate) fn allot(wishes: &[Wish], budget: PoolBudget) -> Vec<usize> {
     let mut given: Vec<usize> = wishes.iter().map(|wish| wish.least).collect();
     let mut count: usize = given.iter().sum();
     let mut bytes: u64 = wishes.iter().map(|wish| (wish.least as u64).saturating_mul(wish.bytes)).sum();
@@ -78,7 +79,7 @@ pub(crate) fn allot(wishes: &[Wish], room: PoolBudget) -> Vec<usize> {
         let before = count;
         for (given, wish) in given.iter_mut().zip(wishes) {
             let more = bytes.saturating_add(wish.bytes);
-            if *given < wish.wish && count < room.count && more <= room.bytes {
+            if *given < wish.wish && count < budget.count && more <= budget.bytes {
                 (*given, count, bytes) = (*given + 1, count + 1, more);
             }
         }

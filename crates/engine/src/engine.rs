@@ -31,7 +31,7 @@ use crate::sandbox_egress::DenialSinks;
 use crate::stock::{Ready, Stock};
 use crate::tenancy::{Removed, Tenancies, Tenancy};
 
-/// Time that calls have to return their answers after their sandboxes were destroyed.
+/// Time that a shutdown leaves calls to return their answers after their sandboxes were destroyed.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// Interval between attempts to destroy sandboxes whose destruction failed.
 const UPKEEP: Duration = Duration::from_secs(10);
@@ -51,20 +51,20 @@ pub(crate) struct Inner {
     pub(crate) tenants: Tenancies,
     pub(crate) conversations: Conversations,
     pub(crate) registry: Registry,
-    /// Set when the engine becomes ready.
+    /// Parts of the engine that exist once it is ready.
     started: OnceLock<Started>,
     state: watch::Sender<Readiness>,
     born: Instant,
-    /// Cancelled when the engine closes: new calls are refused and waiting ones give up.
+    /// Token that is cancelled when the engine closes: new calls are refused and waiting ones give up.
     pub(crate) closing: CancellationToken,
-    begun_closing: AtomicBool,
-    /// Cancelled to cut the grace time of a shutdown short.
-    now: CancellationToken,
+    close_started: AtomicBool,
+    /// Token that is cancelled to cut the grace time of a shutdown short.
+    skip_grace: CancellationToken,
     closed: watch::Sender<bool>,
     calls: TaskTracker,
     pub(crate) tasks: TaskTracker,
     notices: broadcast::Sender<Notice>,
-    /// Number of denials of the network.
+    /// Number of denials of the network since the engine started.
     denials: Arc<AtomicU64>,
     /// Number of runs that have their permits.
     pub(crate) running: Arc<AtomicUsize>,
@@ -74,19 +74,19 @@ pub(crate) struct Inner {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     pub contexts: BTreeMap<Realm, usize>,
-    /// Contexts in which something runs or waits for its turn.
+    /// Number of contexts in which something runs or waits for its turn.
     pub busy: usize,
-    /// Runs that execute in contexts and conversations.
+    /// Number of runs that execute in contexts and conversations.
     pub runs: usize,
     pub background_runs: usize,
-    /// Conversations used since the engine started whose files still exist.
+    /// Number of conversations that were used since the engine started and whose files still exist.
     pub conversations: usize,
     /// Ready sandboxes that wait for contexts.
     pub ready: Ready,
     pub sandboxes: usize,
-    /// Those of `sandboxes` whose end was ordered.
+    /// Number of sandboxes among `sandboxes` whose end was ordered.
     pub ending: usize,
-    /// Denials of the network since the engine started.
+    /// Number of denials of the network since the engine started.
     pub denials: u64,
     /// Traffic through the egress of all sandboxes.
     pub traffic: Traffic,
@@ -108,14 +108,14 @@ enum Readiness {
 }
 
 impl Engine {
-    /// Creates an engine that is not ready: operations wait for a while and then fail with the status.
+    /// Creates an engine that is not ready: its operations wait for a while and then fail with the status.
     /// [`Engine::start_pool`] makes it ready.
     pub fn new(config: EngineConfig, backend: Arc<dyn Backend>) -> Self {
         let (tasks, notices) = (TaskTracker::new(), broadcast::Sender::new(NOTICES));
-        let told = DenialSinks { notices: notices.clone(), denials: Arc::default() };
+        let denial_sinks = DenialSinks { notices: notices.clone(), denials: Arc::default() };
         let inner = Inner {
-            denials: told.denials.clone(),
-            registry: Registry::new(backend, tasks.clone(), &config, told),
+            denials: denial_sinks.denials.clone(),
+            registry: Registry::new(backend, tasks.clone(), &config, denial_sinks),
             tenants: Tenancies::new(&config),
             conversations: Conversations::default(),
             config: Arc::new(config),
@@ -123,8 +123,8 @@ impl Engine {
             state: watch::Sender::new(Readiness::Preparing("starting".into())),
             born: Instant::now(),
             closing: CancellationToken::new(),
-            begun_closing: AtomicBool::new(false),
-            now: CancellationToken::new(),
+            close_started: AtomicBool::new(false),
+            skip_grace: CancellationToken::new(),
             closed: watch::Sender::new(false),
             calls: TaskTracker::new(),
             tasks,
@@ -160,7 +160,7 @@ impl Engine {
         });
     }
 
-    /// Marks the preparation as failed for good: operations fail at once with this reason.
+    /// Marks the preparation as failed for good, so that operations fail at once with this reason.
     pub fn set_failed(&self, why: impl Into<String>) {
         self.inner.state.send_replace(Readiness::Failed(why.into()));
     }
@@ -189,7 +189,7 @@ impl Engine {
         self.inner.registry.count()
     }
 
-    /// Subscribes to notices from now on. A slow reader misses some.
+    /// Subscribes to all later notices. A slow reader misses some of them.
     pub fn notices(&self) -> broadcast::Receiver<Notice> {
         self.inner.notices.subscribe()
     }
@@ -262,8 +262,8 @@ impl Engine {
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
         let (memory, call) = (call.memory.clone(), Call { cancel, ..call.clone() });
-        // Boxed before anything wraps it: the future of an operation is large and should not be moved again.
-        let work: OpFuture = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
+        // The future of an operation is large, so it is boxed before anything wraps it and would move it again.
+        let work: OpFuture = Box::pin(catch_panic(Box::pin(ops::run(inner.clone(), call, op))));
         let result = DetachOnDrop { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
         let outcome = result?;
@@ -291,7 +291,7 @@ impl Engine {
         if self.inner.closing.is_cancelled() || ops::check_path(path).is_err() {
             return Err(EngineError::FileNotFound(path.chars().take(100).collect()));
         }
-        caught(self.inner.clone().open_link(key, path, None)).await
+        catch_panic(self.inner.clone().open_link(key, path, None)).await
     }
 
     /// Refuses new calls, lets running ones end within `grace` and destroys everything. A second call cuts the grace
@@ -299,8 +299,8 @@ impl Engine {
     pub async fn shutdown(&self, grace: Duration) {
         let inner = &self.inner;
         let mut closed = inner.closed.subscribe();
-        if inner.begun_closing.swap(true, Ordering::SeqCst) {
-            inner.now.cancel();
+        if inner.close_started.swap(true, Ordering::SeqCst) {
+            inner.skip_grace.cancel();
         } else {
             inner.closing.cancel();
             tokio::spawn(close(inner.clone(), grace));
@@ -323,7 +323,7 @@ impl Future for DetachOnDrop {
     type Output = Result<Outcome, EngineError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(work) = &mut self.work else { return Poll::Ready(given_up()) };
+        let Some(work) = &mut self.work else { return Poll::Ready(panicked()) };
         let result = ready!(work.as_mut().poll(cx));
         self.work = None;
         Poll::Ready(result)
@@ -338,8 +338,8 @@ impl Drop for DetachOnDrop {
     }
 }
 
-/// Estimates the memory of those parts of an outcome that were not counted while they were collected. Files and the
-/// displayed parts of a run were.
+/// Estimates the memory of those parts of an outcome that were not counted while they were collected. The content of
+/// files and the displays of a run were counted.
 fn weight(outcome: &Outcome) -> usize {
     use crate::op::browser::BrowseResult as B;
     match outcome {
@@ -358,16 +358,17 @@ fn weight(outcome: &Outcome) -> usize {
     }
 }
 
-/// Returns the error that a panic becomes.
-pub(crate) fn given_up<T>() -> Result<T, EngineError> {
+/// Returns the error of a call that panicked.
+pub(crate) fn panicked<T>() -> Result<T, EngineError> {
     Err(EngineError::Sandbox("internal error; the call was given up".into()))
 }
 
-pub(crate) async fn caught<T>(work: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+/// Runs `work` and turns a panic in it into an error.
+pub(crate) async fn catch_panic<T>(work: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
     let mut work = pin!(work);
     poll_fn(|context| {
         let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
-        polled.unwrap_or_else(|_| Poll::Ready(given_up()))
+        polled.unwrap_or_else(|_| Poll::Ready(panicked()))
     })
     .await
 }
@@ -377,7 +378,7 @@ async fn close(inner: Arc<Inner>, grace: Duration) {
     tokio::select! {
         () = inner.calls.wait() => {}
         () = tokio::time::sleep(grace) => {}
-        () = inner.now.cancelled() => {}
+        () = inner.skip_grace.cancelled() => {}
     }
     inner.registry.shutdown().await;
     let _ = tokio::time::timeout(LAST_ANSWERS, inner.calls.wait()).await;
@@ -399,7 +400,7 @@ impl Inner {
         let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
         let stock = Stock::new(provisioner.clone(), self.config.clone(), &tenancy, tasks, closing);
         // The zygote imports for a while; the sandboxes are created in the meantime.
-        let ((), sandboxes) = tokio::join!(self.warm(&provisioner), stock.first_sandboxes());
+        let ((), sandboxes) = tokio::join!(self.start_zygote(&provisioner), stock.first_sandboxes());
         report(StartupStep::Warm);
 
         let size = stock.size();
@@ -409,7 +410,7 @@ impl Inner {
 
         report(StartupStep::Checking);
         stock.check_and_repair().await.map_err(failed)?;
-        let available = stock.sessions().available;
+        let available = stock.pool_health().available;
         report(StartupStep::Checked { available, size });
         let took = begun.elapsed();
 
@@ -426,7 +427,7 @@ impl Inner {
         for realm in self.tenants.realms() {
             let RealmConfig { realm, kept, idle_timeout, sweep_interval, .. } = *realm;
             if let Some(kept) = kept {
-                // Done before the first call, so that links to files of an earlier engine work at once.
+                // Links to files of an earlier engine have to work from the first call on.
                 self.sweep_kept(realm, kept).await;
                 let every = KEPT_SWEEP.min(kept.stays);
                 self.repeat(every, move |inner| async move { inner.sweep_kept(realm, kept).await });
@@ -445,7 +446,7 @@ impl Inner {
         Ok(())
     }
 
-    async fn warm(&self, provisioner: &Provisioner) {
+    async fn start_zygote(&self, provisioner: &Provisioner) {
         if let Some(warm) = provisioner.runtimes.warm()
             && let Err(error) = self.registry.backend().start_zygote(&warm).await
         {
@@ -480,7 +481,7 @@ impl Inner {
         self.started.get().map(|s| &s.stock).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
-    /// Does the work periodically until the engine closes.
+    /// Repeats the work periodically until the engine closes.
     fn repeat<F>(self: &Arc<Self>, every: Duration, work: impl Fn(Arc<Self>) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send,
@@ -525,15 +526,16 @@ impl Inner {
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: Some(detail.into()) });
     }
 
-    /// Reports that a context was removed and cancels its background runs, so that the removal does not wait for them.
-    pub(crate) fn taken_out(&self, tenancy: &Tenancy, removed: &Removed, why: NoticeKind) {
+    /// Sends the notice that a context was removed, and cancels its background runs so that the removal does not wait
+    /// for them.
+    pub(crate) fn context_removed(&self, tenancy: &Tenancy, removed: &Removed, why: NoticeKind) {
         self.notify(tenancy, &removed.context.id, why);
         tenancy.tenant.background.cancel_in(tenancy.config().realm, &removed.context.id);
     }
 
     /// Destroys a removed context without delaying the caller.
     pub(crate) fn dismiss(&self, tenancy: &Tenancy, removed: Removed, why: NoticeKind) {
-        self.taken_out(tenancy, &removed, why);
+        self.context_removed(tenancy, &removed, why);
         self.tasks.spawn(async move {
             let _ = ops::stop_context::finish(removed).await;
         });
@@ -547,13 +549,13 @@ impl Inner {
             Readiness::Failed(_) => "FAILED",
         };
         let started = self.started.get();
-        let sessions = started.map(|s| s.stock.sessions());
+        let pool = started.map(|s| s.stock.pool_health());
         Health {
             ready: state == "READY",
             state,
-            pool_size: sessions.as_ref().map_or(0, |s| s.there),
-            pool_available: sessions.as_ref().map_or(0, |s| s.available),
-            pool_is_healthy: sessions.is_some_and(|s| s.healthy),
+            pool_size: pool.as_ref().map_or(0, |pool| pool.total),
+            pool_available: pool.as_ref().map_or(0, |pool| pool.available),
+            pool_is_healthy: pool.is_some_and(|pool| pool.healthy),
             startup: started.map_or_else(|| self.born.elapsed(), |s| s.took),
         }
     }

@@ -1,4 +1,4 @@
-//! The connection to the guest of one sandbox: frames out, frames in, with a random number for each call.
+//! The connection to the guest of one sandbox. Each call has a random number, which the frames of its replies carry.
 //!
 //! The host does not trust the guest. An unreadable frame, or a stream of frames that belong to no call, ends the
 //! connection and with it the sandbox. A flood fills only this connection's buffer and then waits in the guest.
@@ -60,7 +60,7 @@ struct GuestConnection {
     outgoing: mpsc::Sender<Vec<u8>>,
     calls: Mutex<HashMap<u64, mpsc::Sender<Routed>>>,
     lost: watch::Sender<Option<GuestLost>>,
-    /// Cancelled to end the tasks of the connection and to close the stream.
+    /// Token that is cancelled to end the tasks of the connection and to close the stream.
     closed: CancellationToken,
     /// Numbers of the latest [`PAST_CALLS`] ended calls, oldest first, and how many bytes may still arrive for each.
     past: Mutex<VecDeque<(u64, u32)>>,
@@ -148,7 +148,7 @@ impl GuestClient {
         }
     }
 
-    /// Ends the connection and returns the reason that counts, which is the first one given.
+    /// Ends the connection and returns the reason. If the connection has already ended, that is the earlier reason.
     pub(crate) fn close(&self, why: &str) -> GuestLost {
         self.shared.close(why);
         self.why_lost()
@@ -169,7 +169,7 @@ impl GuestClient {
         self.why_lost()
     }
 
-    /// Returns how a kernel ended that ended by itself between two cells. Each end is returned once.
+    /// Returns how a kernel ended by itself between two cells, if it did. Each end is returned once.
     pub(crate) fn take_exited(&self, kernel: proto::KernelId) -> Option<proto::Ended> {
         lock(&self.shared.exited).remove(&kernel)
     }
@@ -182,7 +182,7 @@ impl GuestClient {
         self.shared.browser_exited.load(Ordering::SeqCst)
     }
 
-    /// Prepares for the start of another browser: a report of an end from now on is about that one.
+    /// Forgets the end of an earlier browser before another one is started.
     pub(crate) fn expect_browser(&self) {
         self.shared.browser_exited.store(false, Ordering::SeqCst);
     }
@@ -206,7 +206,7 @@ impl GuestClient {
     }
 }
 
-/// A request in progress. Dropping it forgets its number, and frames that still arrive for it are ignored.
+/// A request in progress. After it is dropped, frames that still arrive for it are ignored.
 pub(crate) struct PendingCall {
     id: u64,
     answers: mpsc::Receiver<Routed>,
@@ -239,25 +239,16 @@ impl PendingCall {
         }
     }
 
-    pub(crate) fn interrupter(&self) -> Interrupter {
-        Interrupter { id: self.id, client: self.client.clone() }
+    /// Returns a future that interrupts the call in the guest. It does not borrow the call.
+    pub(crate) fn interrupt(&self) -> impl Future<Output = Result<(), GuestLost>> + use<> {
+        let (id, client) = (self.id, self.client.clone());
+        async move { client.send(id, &ToGuest::Interrupt).await }
     }
 
     pub(crate) async fn send_file(&self, chunk: &[u8]) -> Result<(), GuestLost> {
         let mut bytes = Vec::with_capacity(chunk.len() + proto::frame::HEADER);
         proto::encode(&mut bytes, FrameKind::File, self.id, chunk);
         self.client.send_bytes(bytes).await
-    }
-}
-
-pub(crate) struct Interrupter {
-    id: u64,
-    client: GuestClient,
-}
-
-impl Interrupter {
-    pub(crate) async fn interrupt(self) -> Result<(), GuestLost> {
-        self.client.send(self.id, &ToGuest::Interrupt).await
     }
 }
 
@@ -270,7 +261,7 @@ impl Drop for PendingCall {
         }
         past.push_back((self.id, PAST_CALL_BYTES));
         drop(past);
-        // Removed only after the number was remembered, so that a frame in between does not count as unrequested.
+        // The call is removed only after its number was remembered, so that a frame in between does not count as stale.
         lock(&shared.calls).remove(&self.id);
     }
 }
@@ -340,8 +331,7 @@ impl GuestConnection {
             }
             FromGuest::KernelExited { kernel, how } => {
                 let mut exited = lock(&self.exited);
-                // The host chose the kernel numbers and uses few. A guest that invents more of them gains nothing and
-                // costs nothing.
+                // The host chose the kernel numbers and uses few, so a guest that invents others is ignored.
                 if exited.len() < 16 || exited.contains_key(&kernel) {
                     exited.insert(kernel, how);
                 }
@@ -374,7 +364,7 @@ async fn read(
     shared.close(&why);
 }
 
-/// Reads frames until something is wrong, and returns what it was.
+/// Reads frames until the connection fails, and returns the reason.
 async fn read_frames(
     stream: &mut tokio::io::ReadHalf<GuestStream>,
     shared: &GuestConnection,
@@ -402,7 +392,7 @@ async fn read_frames(
                 }
             }
         }
-        // One guest that floods must not occupy a worker thread for itself.
+        // A guest that floods the host must not occupy a worker thread permanently.
         if filled {
             tokio::task::yield_now().await;
         }

@@ -1,4 +1,4 @@
-//! Turns by name: work under the same name is done one piece after the other, in order of arrival. This module knows
+//! Turns by name. Work under the same name is done one piece after the other, in order of arrival. This module knows
 //! nothing about the work.
 
 use std::collections::HashMap;
@@ -9,14 +9,14 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::guest::lock;
 
-/// State that the holder of a turn finds and leaves behind.
+/// State under a name, which the owner of a turn finds and leaves behind.
 pub(crate) trait KeyedState: Default {
     /// Returns whether the state is empty, so that the name can be forgotten.
-    fn is_nothing(&self) -> bool;
+    fn is_empty(&self) -> bool;
 }
 
 impl KeyedState for () {
-    fn is_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         true
     }
 }
@@ -42,16 +42,16 @@ impl<T> Default for Keyed<T> {
 impl<T: KeyedState> Keyed<T> {
     /// Waits for the turn. Turns are given in the order in which the futures are first polled.
     pub(crate) async fn turn(&self, name: &str) -> Turn<T> {
-        let (entered, slot) = self.enter(name);
-        let held = slot.lock_owned().await;
-        Turn { held, _entered: entered }
+        let (entry, slot) = self.enter(name);
+        let guard = slot.lock_owned().await;
+        Turn { guard, _entry: entry }
     }
 
-    /// Takes the turn if nobody has it.
+    /// Takes the turn if it is free.
     pub(crate) fn try_turn(&self, name: &str) -> Option<Turn<T>> {
-        let (entered, slot) = self.enter(name);
-        let held = slot.try_lock_owned().ok()?;
-        Some(Turn { held, _entered: entered })
+        let (entry, slot) = self.enter(name);
+        let guard = slot.try_lock_owned().ok()?;
+        Some(Turn { guard, _entry: entry })
     }
 
     fn enter(&self, name: &str) -> (KeyedEntry<T>, Arc<tokio::sync::Mutex<T>>) {
@@ -79,32 +79,32 @@ impl<T: KeyedState> Drop for KeyedEntry<T> {
     fn drop(&mut self) {
         let mut all = lock(&self.all);
         // Only the table refers to the slot, and its lock keeps others from taking it in the meantime.
-        let over = |slot: &Arc<tokio::sync::Mutex<T>>| {
-            Arc::strong_count(slot) == 1 && slot.try_lock().is_ok_and(|left| left.is_nothing())
+        let is_unused = |slot: &Arc<tokio::sync::Mutex<T>>| {
+            Arc::strong_count(slot) == 1 && slot.try_lock().is_ok_and(|left| left.is_empty())
         };
-        if all.get(&self.name).is_some_and(over) {
+        if all.get(&self.name).is_some_and(is_unused) {
             all.remove(&self.name);
         }
     }
 }
 
 pub(crate) struct Turn<T: KeyedState> {
-    held: OwnedMutexGuard<T>,
-    // Must come after `held`, because fields are dropped in this order.
-    _entered: KeyedEntry<T>,
+    guard: OwnedMutexGuard<T>,
+    // Must come after `guard`, because fields are dropped in this order.
+    _entry: KeyedEntry<T>,
 }
 
 impl<T: KeyedState> Deref for Turn<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.held
+        &self.guard
     }
 }
 
 impl<T: KeyedState> DerefMut for Turn<T> {
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.held
+        &mut self.guard
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     impl KeyedState for u32 {
-        fn is_nothing(&self) -> bool {
+        fn is_empty(&self) -> bool {
             *self == 0
         }
     }

@@ -79,7 +79,7 @@ impl LinkedFile {
 }
 
 impl LinkTarget {
-    /// Reads a piece. It is not added to any hold; callers that collect pieces count them.
+    /// Reads a part of the file. Its bytes are added to no hold, so callers that collect parts have to count them.
     async fn read(
         &self,
         inner: &Inner,
@@ -131,12 +131,12 @@ impl Inner {
         path: &str,
         of: Option<&Tenant>,
     ) -> Result<LinkedFile, EngineError> {
-        let source = self.behind(key, of).ok_or_else(|| EngineError::FileNotFound(path.into()))?;
+        let source = self.target_of(key, of).ok_or_else(|| EngineError::FileNotFound(path.into()))?;
         let Identity { size, modified_ns, inode } = source.read(&self, path, 0, 0).await?.0;
         Ok(LinkedFile { size, modified_ns, inode, path: path.into(), source, inner: self })
     }
 
-    fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<LinkTarget> {
+    fn target_of(&self, key: &str, of: Option<&Tenant>) -> Option<LinkTarget> {
         if let Some((tenant, context, root)) = self.tenants.by_key(key) {
             return of.is_none_or(|of| *of == tenant).then_some(LinkTarget::Context { context, root });
         }

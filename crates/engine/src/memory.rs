@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use crate::guest::lock;
 use crate::op::{EngineError, Tenant};
 
-/// Number of bytes of a call that are not counted, so that small calls are admitted however much the large ones hold.
-/// The number of calls that a tenant may have at once bounds these bytes.
+/// Number of bytes of each call that are not counted, so that small calls are admitted however many bytes the large
+/// ones occupy. The number of simultaneous calls of a tenant bounds these bytes.
 const FREE: usize = 64 << 10;
 
 /// The budgets of all tenants. Clones share them.
@@ -32,7 +32,7 @@ struct HeldBytes {
     tenants: HashMap<Tenant, usize>,
 }
 
-/// The reason why bytes were refused.
+/// The budget that is used up, so that no bytes can be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     #[error(
@@ -157,7 +157,7 @@ impl Hold {
     }
 
     /// Opens another hold of the same tenant, for work that outlives this call.
-    pub fn beside(&self) -> Self {
+    pub(crate) fn sibling(&self) -> Self {
         self.0.memory.hold(&self.0.tenant)
     }
 

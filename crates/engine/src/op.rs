@@ -1,4 +1,4 @@
-//! Defines the whole interface of the engine: one closed enum goes in, one closed enum comes out.
+//! The interface of the engine: an [`Op`] goes in, an [`Outcome`] or an [`EngineError`] comes out.
 //!
 //! This module knows no MCP and no dialect. A dialect lowers its arguments to an [`Op`] and renders an [`Outcome`],
 //! both without side effects.

@@ -1,10 +1,10 @@
-//! The operations, one file for each. Each file implements one `Op`.
+//! The operations. Each file of this module implements one kind of `Op` as methods of `OpContext`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::context::{Context, ContextLease, ContextState, NewContextNotice};
-use crate::engine::{Inner, given_up};
+use crate::engine::{Inner, panicked};
 use crate::keyed::Turn;
 use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target};
 use crate::provision::{FIRST_KERNEL, Shape};
@@ -34,28 +34,28 @@ const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
     let tenancy = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
-    let world = OpContext { inner, tenancy };
+    let ops = OpContext { inner, tenancy };
     match op {
-        Op::CreateContext(new) => world.create_context(&call, new).await,
-        Op::ListContexts => Ok(world.list_contexts()),
-        Op::StopContext { which } => world.stop_context(&call, &which).await,
-        Op::RunCode(run) => world.run_code(&call, run).await,
-        Op::RunCommand(run) => world.run_command(&call, run).await,
-        Op::Browse(browse) => world.browse(&call, browse).await,
-        Op::RunOnce(once) => world.run_once(&call, once).await,
-        Op::WaitRun { run, cursor, wait } => world.wait_run(&call, &run, cursor, wait).await,
-        Op::CancelRun { run } => world.cancel_run(&run),
-        Op::WriteFile { place, path, content } => world.write_file(&call, place, path, content).await,
-        Op::ReadFile { place, path } => world.read_file(&call, place, path).await,
-        Op::ListFiles { place, path } => world.list_files(&call, place, path).await,
-        Op::ReadLink { key, path, max_bytes } => world.read_link(&call, &key, &path, max_bytes).await,
-        Op::RecentFiles => Ok(world.recent_files().await),
-        Op::ListVolumes => Ok(Outcome::Volumes(world.tenancy.config().volumes.clone())),
+        Op::CreateContext(new) => ops.create_context(&call, new).await,
+        Op::ListContexts => Ok(ops.list_contexts()),
+        Op::StopContext { which } => ops.stop_context(&call, &which).await,
+        Op::RunCode(run) => ops.run_code(&call, run).await,
+        Op::RunCommand(run) => ops.run_command(&call, run).await,
+        Op::Browse(browse) => ops.browse(&call, browse).await,
+        Op::RunOnce(once) => ops.run_once(&call, once).await,
+        Op::WaitRun { run, cursor, wait } => ops.wait_run(&call, &run, cursor, wait).await,
+        Op::CancelRun { run } => ops.cancel_run(&run),
+        Op::WriteFile { owner, path, content } => ops.write_file(&call, owner, path, content).await,
+        Op::ReadFile { owner, path } => ops.read_file(&call, owner, path).await,
+        Op::ListFiles { owner, path } => ops.list_files(&call, owner, path).await,
+        Op::ReadLink { key, path, max_bytes } => ops.read_link(&call, &key, &path, max_bytes).await,
+        Op::RecentFiles => Ok(ops.recent_files().await),
+        Op::ListVolumes => Ok(Outcome::Volumes(ops.tenancy.config().volumes.clone())),
         Op::ListRuntimes => {
-            let provisioner = world.inner.provisioner()?;
-            Ok(Outcome::Runtimes(provisioner.runtimes.list(world.inner.registry.backend().name())))
+            let provisioner = ops.inner.provisioner()?;
+            Ok(Outcome::Runtimes(provisioner.runtimes.list(ops.inner.registry.backend().name())))
         }
-        Op::Health => Ok(Outcome::Health(world.inner.health())),
+        Op::Health => Ok(Outcome::Health(ops.inner.health())),
     }
 }
 
@@ -70,31 +70,31 @@ struct OpContext {
 /// A context that was found or created for a call.
 struct ResolvedContext {
     context: ContextLease,
-    news: NewContextNotice,
-    /// True if the context was created for this call alone, so that no client learns its id without the answer.
-    nobodys: bool,
-    /// Turn to create this context. Other calls that create the same context wait until it is dropped.
-    making: Option<Turn<()>>,
+    new_notice: NewContextNotice,
+    /// True if the context was created for this call alone. No client learns its id without the answer.
+    exclusive: bool,
+    /// Turn to create the context. Other calls for the same context wait until it is dropped.
+    creation_turn: Option<Turn<()>>,
 }
 
 impl ResolvedContext {
-    /// Returns the context if no other call can reach it.
-    fn nobodys(&self) -> Option<Arc<Context>> {
-        self.nobodys.then(|| self.context.context().clone())
+    /// Returns the context if it was created for this call alone.
+    fn exclusive(&self) -> Option<Arc<Context>> {
+        self.exclusive.then(|| self.context.context().clone())
     }
 }
 
 impl OpContext {
     /// Stops a context that was created for this call alone if the call failed, because no client can use it.
-    fn dismiss_if_nobodys(&self, nobodys: Option<Arc<Context>>, failed: bool) {
-        if let Some(removed) = nobodys.filter(|_| failed).and_then(|context| self.tenancy.take_out(&context)) {
+    fn dismiss_exclusive(&self, exclusive: Option<Arc<Context>>, failed: bool) {
+        if let Some(removed) = exclusive.filter(|_| failed).and_then(|context| self.tenancy.remove_exact(&context)) {
             self.inner.dismiss(&self.tenancy, removed, NoticeKind::Stopped);
         }
     }
 
     /// Finds the context or creates it. Only one is created, however many calls ask for it at once. `wanted` is the
-    /// language for which it is created.
-    async fn enter(
+    /// language of the kernel that a new context starts with.
+    async fn resolve(
         &self,
         call: &Call,
         target: Target,
@@ -103,8 +103,13 @@ impl OpContext {
         let Target { which, make } = target;
         let connection = call.connection.as_deref();
         let find = || self.tenancy.find(&which, connection);
-        let found = |context: ContextLease, making| {
-            Ok(ResolvedContext { news: NewContextNotice::left(context.context()), context, nobodys: false, making })
+        let found = |context: ContextLease, creation_turn| {
+            Ok(ResolvedContext {
+                new_notice: NewContextNotice::found(context.context()),
+                context,
+                exclusive: false,
+                creation_turn,
+            })
         };
         let Some(mut make) = make else { return found(find()?, None) };
         let name = match &which {
@@ -113,21 +118,21 @@ impl OpContext {
             ContextSelector::Current => Some(format!("current {}", connection.unwrap_or_default())),
             ContextSelector::New => None,
         };
-        let making = match name {
+        let creation_turn = match name {
             None => None,
             // While one call creates the context the others queue up, so that they keep their order of arrival.
-            Some(name) => match (self.tenancy.making.has(&name), find()) {
+            Some(name) => match (self.tenancy.creation_turns.has(&name), find()) {
                 (false, Ok(context)) => return found(context, None),
-                (false, Err(error)) if !may_make(&error) => return Err(error),
-                _ => Some(self.unless_over(call, self.tenancy.making.turn(&name)).await?),
+                (false, Err(error)) if !may_create(&error) => return Err(error),
+                _ => Some(self.unless_over(call, self.tenancy.creation_turns.turn(&name)).await?),
             },
         };
         match find() {
-            Ok(context) => return found(context, making),
-            Err(error) if !may_make(&error) => return Err(error),
+            Ok(context) => return found(context, creation_turn),
+            Err(error) if !may_create(&error) => return Err(error),
             Err(_) => {}
         }
-        let nobodys = which == ContextSelector::New;
+        let exclusive = which == ContextSelector::New;
         match which {
             ContextSelector::Id(id) => make.id = Some(id),
             ContextSelector::Named(name) if make.name.is_empty() => make.name = name,
@@ -135,9 +140,15 @@ impl OpContext {
         }
         make.language = wanted.unwrap_or(make.language);
         let (context, _) = self.create(call, make, wanted).await?;
-        Ok(ResolvedContext { news: NewContextNotice::made(context.context()), context, nobodys, making })
+        Ok(ResolvedContext {
+            new_notice: NewContextNotice::created(context.context()),
+            context,
+            exclusive,
+            creation_turn,
+        })
     }
 
+    /// Waits for `work` unless the call is cancelled or the engine closes first.
     async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {
         tokio::select! {
             biased;
@@ -147,9 +158,9 @@ impl OpContext {
         }
     }
 
-    /// Provides a sandbox for a context of this kind: a ready one if possible, otherwise a new one. A new sandbox gets
-    /// a kernel if a language is `wanted`.
-    async fn settle(&self, kind: SandboxKind, wanted: Option<Language>) -> Result<ContextState, EngineError> {
+    /// Provisions a sandbox for a context of this kind: a ready one if possible, otherwise a new one. A new sandbox
+    /// gets a kernel if a language is `wanted`.
+    async fn provision(&self, kind: SandboxKind, wanted: Option<Language>) -> Result<ContextState, EngineError> {
         let provisioner = self.inner.provisioner()?;
         let failed = |failure: SandboxFailure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
@@ -158,33 +169,34 @@ impl OpContext {
         let language = wanted.unwrap_or(kind.language);
         let browser = kind.browser && provisioner.browses(self.tenancy.config());
         let ready = self.inner.stock()?.take(&self.tenancy, SandboxKind { language, browser, ..kind }).await;
-        if let Some((id, sandbox)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
-            tracing::debug!(session = id, "a session becomes a context");
+        if let Some((id, sandbox)) = ready.and_then(|ready| Some((ready.id.clone(), ready.leave()?))) {
+            tracing::debug!(session = id, "a ready sandbox becomes a context");
             return Ok(ContextState::with(sandbox, language, FIRST_KERNEL));
         }
         let shape = Shape::of(&self.tenancy, kind.size);
-        let _hurry = provisioner.hurry();
+        let _waiting = provisioner.caller_waits();
         let sandbox = provisioner.create(&shape, wanted).await.map_err(failed)?;
         let Some(language) = wanted else { return Ok(ContextState::at(sandbox)) };
         let sandbox = provisioner.first_kernel(sandbox, language).await.map_err(failed)?;
         Ok(ContextState::with(sandbox, language, FIRST_KERNEL))
     }
 
-    fn runs(&self, language: Language) -> Result<(), EngineError> {
+    /// Checks that a runtime for the language is installed.
+    fn check_language(&self, language: Language) -> Result<(), EngineError> {
         if self.inner.provisioner()?.runtimes.runs(language) {
             return Ok(());
         }
         Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()))
     }
 
-    /// Returns the sandbox of a context for a file operation, which needs no turn unless the sandbox has to be created
-    /// again. A sandbox that the run with the turn gets meanwhile serves as well.
+    /// Returns the sandbox of a context for a file operation. The operation needs no turn unless the sandbox has to be
+    /// created again. If the run that has the turn creates it meanwhile, that sandbox is returned.
     async fn sandbox_for_files(&self, call: &Call, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
         if let Some(sandbox) = context.live_sandbox() {
             return Ok(sandbox);
         }
-        let mut home = match context.turn.try_lock() {
-            Ok(home) => home,
+        let mut state = match context.turn.try_lock() {
+            Ok(state) => state,
             Err(_) => {
                 let _queued = self.enqueue()?;
                 let over = (&context.gone, context.not_found());
@@ -193,55 +205,55 @@ impl OpContext {
                     tokio::select! {
                         biased;
                         sandbox = context.next_sandbox() => Err(sandbox),
-                        home = context.turn.lock() => Ok(home),
+                        state = context.turn.lock() => Ok(state),
                     }
                 };
                 match self.wait(call, &over, why, next).await? {
-                    Ok(home) => home,
+                    Ok(state) => state,
                     Err(sandbox) => return Ok(sandbox),
                 }
             }
         };
-        self.move_in(context, &mut home, None).await
+        self.ensure_sandbox(context, &mut state, None).await
     }
 
     /// Makes sure that the context has a sandbox. The caller must have the turn.
-    async fn move_in(
+    async fn ensure_sandbox(
         &self,
         context: &Context,
-        home: &mut ContextState,
+        state: &mut ContextState,
         wanted: Option<Language>,
     ) -> Result<Arc<LiveSandbox>, EngineError> {
         if context.gone.is_cancelled() {
             return Err(context.not_found());
         }
-        if let Some(sandbox) = home.live_sandbox() {
+        if let Some(sandbox) = state.live_sandbox() {
             return Ok(sandbox);
         }
         // A browser is started only by an operation that needs one.
         let kind = SandboxKind { size: context.size, language: context.language, browser: false };
-        let mut settled = self.settle(kind, wanted).await.map_err(|error| match error {
+        let mut provisioned = self.provision(kind, wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;
         // If the sandbox was lost since the last run its files are gone too, so this notice replaces any other.
-        let lost = home.sandbox.as_ref().map(|sandbox| sandbox.guest.why_lost().0);
+        let lost = state.sandbox.as_ref().map(|sandbox| sandbox.guest.why_lost().0);
         if lost.is_some() {
             self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
         }
-        settled.notice = lost
+        provisioned.notice = lost
             .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
-            .or_else(|| home.notice.take());
-        *home = settled;
-        let sandbox = home.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
-        context.moved(&sandbox);
+            .or_else(|| state.notice.take());
+        *state = provisioned;
+        let sandbox = state.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
+        context.set_sandbox(&sandbox);
         Ok(sandbox)
     }
 }
 
-/// Returns whether a missing context may be created. If it is unclear which of several is meant, one more would not
-/// help.
-fn may_make(missing: &EngineError) -> bool {
+/// Returns whether a context may be created after this error. If it is unclear which of several contexts is meant, one
+/// more would not help.
+fn may_create(missing: &EngineError) -> bool {
     match missing {
         EngineError::ContextNotFound(_) => true,
         EngineError::NoCurrent { ids } => ids.is_empty(),
@@ -255,7 +267,7 @@ impl ContextState {
     }
 }
 
-/// Waits for a piece of work until the call is cancelled. The work itself continues.
+/// Runs `work` in a task and waits for it until the call is cancelled. The work continues in any case.
 async fn unless_cancelled<T: Send + 'static>(
     call: &Call,
     work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -263,18 +275,18 @@ async fn unless_cancelled<T: Send + 'static>(
 ) -> Result<T, EngineError> {
     let working = inner.tasks.spawn(work);
     tokio::select! {
-        result = working => result.unwrap_or_else(|_| given_up()),
+        result = working => result.unwrap_or_else(|_| panicked()),
         () = call.cancel.cancelled() => Err(EngineError::Cancelled),
     }
 }
 
-/// Tells the operator how to turn on a network that is off.
+/// Message that says how the operator can turn the network on.
 const NETWORK_OFF: &str =
     "the operator gives sandboxes none; `network.default` in sandpool.toml or `--network-allow` changes that";
 
 impl OpContext {
     /// Checks the environment variables and the network that a run asks for.
-    fn check_wishes(&self, env: &Environment, network: Network) -> Result<(), EngineError> {
+    fn check_env_and_network(&self, env: &Environment, network: Network) -> Result<(), EngineError> {
         if network == Network::On && self.tenancy.config().network.is_none() {
             return Err(EngineError::NetworkOff(NETWORK_OFF.into()));
         }

@@ -1,4 +1,4 @@
-//! Creates sandboxes and starts kernels in them, for contexts that wait and for the stock. Callers that wait go first.
+//! Creates sandboxes and starts kernels in them, for callers and for the stock. Callers that wait go first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,11 +53,11 @@ pub(crate) struct Provisioner {
     registry: Registry,
     config: Arc<EngineConfig>,
     pub(crate) runtimes: Runtimes,
-    /// Number of callers that wait for something that is being created.
+    /// Number of callers that wait for a sandbox, a kernel or a browser.
     waiting: watch::Sender<usize>,
 }
 
-/// Marks a caller that waits for something to be created, until it is dropped.
+/// Counts one waiting caller until it is dropped.
 pub(crate) struct WaitingGuard<'a>(&'a Provisioner);
 
 impl Drop for WaitingGuard<'_> {
@@ -71,16 +71,16 @@ impl Provisioner {
         Self { registry, config, runtimes, waiting: watch::Sender::new(0) }
     }
 
-    /// Marks the caller as one that waits for what it has created. The work of the stock goes behind it.
-    pub(crate) fn hurry(&self) -> WaitingGuard<'_> {
+    /// Counts the caller as one that waits, so that the work of the stock yields to it.
+    pub(crate) fn caller_waits(&self) -> WaitingGuard<'_> {
         self.waiting.send_modify(|waiting| *waiting += 1);
         WaitingGuard(self)
     }
 
-    /// Returns when no caller waits, but after `most` at the latest.
-    pub(crate) async fn nobody_waits(&self, most: Duration) {
+    /// Returns when no caller waits, but after `at_most` at the latest.
+    pub(crate) async fn yield_to_callers(&self, at_most: Duration) {
         let mut watching = self.waiting.subscribe();
-        let _ = tokio::time::timeout(most, watching.wait_for(|waiting| *waiting == 0)).await;
+        let _ = tokio::time::timeout(at_most, watching.wait_for(|waiting| *waiting == 0)).await;
     }
 
     /// Creates a sandbox. `first` is the language of the kernel that the caller is going to start, if that is known.
@@ -93,12 +93,12 @@ impl Provisioner {
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
         let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
         files.extend(self.setup(egress.as_ref()).await.iter().flat_map(|setup| setup.files.clone()));
-        // The browser's processes are added, so that the code does not have fewer.
+        // The browser's processes are added to the limit, so that code may start as many as without a browser.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
         let limits = Limits { pids, ..limits };
         let files = files.into_iter().map(FileSpec::from).collect();
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: egress.is_some(), browser };
-        self.registry.make(spec, first, egress).await
+        self.registry.create(spec, first, egress).await
     }
 
     /// Returns the files and environment variables that a sandbox with this egress needs.
@@ -117,7 +117,7 @@ impl Provisioner {
         sandbox.start_browser(command.spec(sandbox.has_egress(), nssdb)).await
     }
 
-    /// Returns the environment variables that everything started in this sandbox needs in addition.
+    /// Returns the additional environment variables that every program in this sandbox needs.
     pub(crate) async fn env_of(&self, sandbox: &LiveSandbox) -> BTreeMap<String, String> {
         self.setup(sandbox.egress_spec()).await.map(|setup| setup.env.clone()).unwrap_or_default()
     }
@@ -140,11 +140,11 @@ impl Provisioner {
     ) -> Result<(), SandboxFailure> {
         let spec = self.runtimes.kernel(language, &self.config.cwd);
         let spec = spec.ok_or_else(|| SandboxFailure::new("no JavaScript runtime is installed"))?;
-        self.start_as_told(sandbox, kernel, spec).await
+        self.start_kernel_as(sandbox, kernel, spec).await
     }
 
-    /// Starts a kernel as `spec` says. Variables that follow from the sandbox are added to it.
-    pub(crate) async fn start_as_told(
+    /// Starts a kernel as `spec` describes, with the additional environment variables of the sandbox.
+    pub(crate) async fn start_kernel_as(
         &self,
         sandbox: &LiveSandbox,
         kernel: KernelId,

@@ -1,7 +1,7 @@
-//! The list of every sandbox that exists, and the only place that creates and destroys them.
+//! The registry: the list of every sandbox that exists, and the only code that creates and destroys sandboxes.
 //!
 //! A sandbox is listed from the moment the back end returns it until the back end confirms that nothing of it is left.
-//! So no path can leak one: not a dropped call, not a lost guest, not a failed start.
+//! So no sandbox can leak, neither through a dropped call nor through a lost guest or a failed start.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -39,7 +39,7 @@ struct RegistryInner {
     closed: AtomicBool,
     start_timeout: Duration,
     egress: Option<egress::Egress>,
-    told: DenialSinks,
+    denial_sinks: DenialSinks,
     browsers: Counters,
 }
 
@@ -52,9 +52,9 @@ struct RegistryEntry {
     /// True once the end of the sandbox was ordered. The destruction is retried periodically until `destroyed` is true.
     doomed: AtomicBool,
     destroyed: tokio::sync::Mutex<bool>,
-    /// Permit to be one of the tenant's ending sandboxes, held until nothing of this one is left.
-    room: Mutex<Option<OwnedSemaphorePermit>>,
-    /// Whether a fork of the zygote waits in the sandbox or could not be obtained; `None` until one is requested.
+    /// Permit of the tenant for one ending sandbox. It is given back when nothing of this sandbox is left.
+    ending_permit: Mutex<Option<OwnedSemaphorePermit>>,
+    /// True if a fork of the zygote waits in the sandbox, false if none was obtained, `None` if none was requested.
     forked: Mutex<Option<bool>>,
     browser: Mutex<BrowserStatus>,
 }
@@ -62,7 +62,7 @@ struct RegistryEntry {
 impl RegistryEntry {
     /// Forks the zygote into the sandbox for its next kernel if the language is Python, unless a fork was requested
     /// before.
-    async fn prepare(&self, language: Option<Language>) {
+    async fn fork_zygote(&self, language: Option<Language>) {
         if language != Some(Language::Python) || lock(&self.forked).is_some() {
             return;
         }
@@ -132,7 +132,12 @@ impl From<BackendError> for SandboxFailure {
 }
 
 impl Registry {
-    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, config: &EngineConfig, told: DenialSinks) -> Self {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        tasks: TaskTracker,
+        config: &EngineConfig,
+        denial_sinks: DenialSinks,
+    ) -> Self {
         let shared = RegistryInner {
             backend,
             tasks,
@@ -141,16 +146,16 @@ impl Registry {
             closed: AtomicBool::new(false),
             start_timeout: config.start_timeout,
             egress: config.egress.clone(),
-            told,
+            denial_sinks,
             browsers: Counters::default(),
         };
         Self { shared: Arc::new(shared) }
     }
 
     /// Creates a sandbox and greets its guest. Meanwhile it forks the zygote into the sandbox if `first`, the language
-    /// of the first kernel, allows it. The work is done in a separate task, so a caller that goes away half-way leaves
+    /// of the first kernel, is Python. The work is done in a separate task, so a caller that goes away half-way leaves
     /// nothing behind.
-    pub(crate) async fn make(
+    pub(crate) async fn create(
         &self,
         spec: SandboxSpec,
         first: Option<Language>,
@@ -159,15 +164,15 @@ impl Registry {
         let registry = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
-            let made = registry.make_here(&spec, first, egress).await;
-            if let Err(Ok(unwanted)) = sender.send(made) {
+            let created = registry.create_here(&spec, first, egress).await;
+            if let Err(Ok(unwanted)) = sender.send(created) {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
         });
         receiver.await.unwrap_or_else(|_| Err(SandboxFailure::new("the sandbox could not be made")))
     }
 
-    async fn make_here(
+    async fn create_here(
         &self,
         spec: &SandboxSpec,
         first: Option<Language>,
@@ -192,17 +197,17 @@ impl Registry {
             guest: OnceLock::new(),
             doomed: AtomicBool::new(false),
             destroyed: tokio::sync::Mutex::new(false),
-            room: Mutex::default(),
+            ending_permit: Mutex::default(),
             forked: Mutex::default(),
             browser: Mutex::default(),
         });
         lock(&shared.sandboxes).insert(number, entry.clone());
-        // There is no sandbox without the egress that the operator ordered.
+        // A sandbox whose egress cannot be opened must not run.
         if let Some(failure) = closed {
             let _ = self.destroy(number, &entry).await;
             return Err(failure);
         }
-        let (connected, ()) = tokio::join!(connect(&entry, shared.start_timeout), entry.prepare(first));
+        let (connected, ()) = tokio::join!(connect(&entry, shared.start_timeout), entry.fork_zygote(first));
         match connected {
             Ok(guest) => {
                 let _ = entry.guest.set(guest.clone());
@@ -231,12 +236,12 @@ impl Registry {
         }
     }
 
-    /// Destroys a sandbox. It stays listed until that succeeds, so that it can be retried.
+    /// Destroys a sandbox. It stays listed until that succeeds, so that the destruction can be retried.
     async fn destroy(&self, number: u64, entry: &RegistryEntry) -> Result<(), SandboxFailure> {
         match entry.destroy().await {
             Ok(()) => {
                 lock(&self.shared.sandboxes).remove(&number);
-                lock(&entry.room).take();
+                lock(&entry.ending_permit).take();
                 Ok(())
             }
             Err(error) => {
@@ -249,7 +254,7 @@ impl Registry {
     /// Removes the orphans that dead servers left behind.
     pub(crate) async fn reap_orphans(&self) {
         if let Err(error) = self.shared.backend.reap_orphans().await {
-            tracing::warn!(%error, "what dead servers left behind cannot be swept");
+            tracing::warn!(%error, "cannot remove what dead servers left behind");
         }
     }
 
@@ -306,10 +311,14 @@ impl RegistryInner {
     fn open_egress(&self, sandbox: &dyn Sandbox, spec: EgressSpec) -> Result<SandboxEgress, SandboxFailure> {
         let public = "the sandbox has no way out to the network; the server's log says why";
         let none = |log: String| SandboxFailure::logged(public, log);
-        let egress = self.egress.as_ref().ok_or_else(|| none("a policy for the network, but no proxy".into()))?;
-        let listener =
-            sandbox.take_egress_listener().ok_or_else(|| none("no socket came out of the sandbox".into()))?;
-        let opened = SandboxEgress::open(egress, listener, spec, self.told.clone());
+        let egress = self
+            .egress
+            .as_ref()
+            .ok_or_else(|| none("the sandbox has a network policy, but the server has no egress proxy".into()))?;
+        let listener = sandbox
+            .take_egress_listener()
+            .ok_or_else(|| none("the sandbox handed over no socket for its egress".into()))?;
+        let opened = SandboxEgress::open(egress, listener, spec, self.denial_sinks.clone());
         opened.map_err(|error| none(format!("the sandbox's egress cannot be opened: {error}")))
     }
 }
@@ -354,7 +363,7 @@ impl LiveSandbox {
         self.entry.egress.as_ref().map(SandboxEgress::spec)
     }
 
-    /// Assigns the sandbox to a context or a conversation.
+    /// Assigns the sandbox to a context or a conversation, to which its denials are then attributed.
     pub(crate) fn belongs_to(&self, id: &str) {
         self.entry.egress.iter().for_each(|egress| egress.belongs_to(id));
     }
@@ -385,15 +394,15 @@ impl LiveSandbox {
         tasks.spawn(async move { self.destroy(why).await });
     }
 
-    /// Orders the end of the sandbox and returns when nobody can reach it any more. The destruction continues in the
-    /// background and holds `room` until it is complete. An error that occurs at once is returned.
+    /// Orders the end of the sandbox and returns when no call can reach it any more. The destruction continues in the
+    /// background and keeps `permit` until it is complete. An error that occurs at once is returned.
     pub(crate) async fn end(
         self: Arc<Self>,
         why: &'static str,
-        room: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> Result<(), SandboxFailure> {
         let tasks = self.registry.shared.tasks.clone();
-        self.ends_in(room);
+        self.keep_until_gone(permit);
         let mut ending = Box::pin(async move { self.destroy(why).await });
         match poll_fn(|context| Poll::Ready(ending.as_mut().poll(context))).await {
             Poll::Ready(ended) => ended,
@@ -404,9 +413,9 @@ impl LiveSandbox {
         }
     }
 
-    /// Stores a permit that is given back when nothing of the sandbox is left, however many attempts that takes.
-    pub(crate) fn ends_in(&self, room: OwnedSemaphorePermit) {
-        *lock(&self.entry.room) = Some(room);
+    /// Keeps a permit until nothing of the sandbox is left, however many attempts that takes.
+    pub(crate) fn keep_until_gone(&self, permit: OwnedSemaphorePermit) {
+        *lock(&self.entry.ending_permit) = Some(permit);
     }
 
     /// Ends everything that runs in the sandbox and returns when nothing of it is left. Callers see `why` as the
@@ -417,7 +426,7 @@ impl LiveSandbox {
         self.registry.destroy(self.number, &self.entry).await
     }
 
-    /// Returns the sandbox if its kernel was started. Otherwise nothing is left of it.
+    /// Returns the sandbox if its kernel was started, and destroys it otherwise.
     pub(crate) async fn if_started(
         self: Arc<Self>,
         started: Result<(), SandboxFailure>,
@@ -430,7 +439,7 @@ impl LiveSandbox {
 
     /// Starts a kernel as a fork of the zygote if there is one, otherwise from scratch.
     pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, SandboxFailure> {
-        self.entry.prepare(Some(spec.language)).await;
+        self.entry.fork_zygote(Some(spec.language)).await;
         if spec.language == Language::Python && lock(&self.entry.forked).take() == Some(true) {
             match self.ask_for_kernel(kernel, spec.clone(), true).await {
                 Err(failure) if !self.guest.is_lost() => tracing::warn!(why = failure.log, "no fork; starting anew"),
@@ -462,7 +471,7 @@ impl LiveSandbox {
     }
 }
 
-/// Makes text from a guest fit for a message: one line of bounded length.
+/// Turns text from a guest into one line of bounded length that may be part of a message.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
 }

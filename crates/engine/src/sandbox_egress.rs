@@ -19,9 +19,9 @@ use crate::registry::one_line;
 
 /// Maximum number of sentences in the result of one run. The remaining denials are only counted.
 const IN_A_RESULT: usize = 10;
-/// Maximum number of denials of one sandbox that are reported individually within `TOLD_WITHIN`.
-const TOLD: usize = 20;
-const TOLD_WITHIN: Duration = Duration::from_secs(60);
+/// Maximum number of denials of one sandbox that are reported individually within `REPORT_WINDOW`.
+const MAX_REPORTED: usize = 20;
+const REPORT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The tenant and realm of a sandbox, and the policy for its network.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +31,7 @@ pub(crate) struct EgressSpec {
     pub(crate) policy: Policy,
 }
 
-/// Receivers of denials: the subscribers of notices, and the metrics.
+/// The receivers of denials: the subscribers of notices, and the metrics.
 #[derive(Clone)]
 pub(crate) struct DenialSinks {
     pub(crate) notices: broadcast::Sender<Notice>,
@@ -49,12 +49,12 @@ impl SandboxEgress {
         egress: &Egress,
         listener: TcpListener,
         spec: EgressSpec,
-        told: DenialSinks,
+        sinks: DenialSinks,
     ) -> io::Result<Self> {
-        let reporter = Arc::new(DenialReporter { spec, told, window: Mutex::new(DenialWindow::new()) });
+        let reporter = Arc::new(DenialReporter { spec, sinks, window: Mutex::new(DenialWindow::new()) });
         let (of, EgressSpec { tenant, policy, .. }) = (reporter.clone(), &reporter.spec);
         let gate =
-            egress.open(listener, &tenant.0, policy.clone(), Arc::new(move |denial: &Denial| of.tell(denial)))?;
+            egress.open(listener, &tenant.0, policy.clone(), Arc::new(move |denial: &Denial| of.report(denial)))?;
         Ok(Self { gate: Mutex::new(Some(gate)), reporter })
     }
 
@@ -73,7 +73,7 @@ impl SandboxEgress {
     }
 }
 
-/// The network of one run, until it is dropped.
+/// The use of a sandbox's egress by one run. Dropping it ends the narrowing of the policy for that run.
 pub(crate) struct RunEgress<'a> {
     egress: Option<&'a SandboxEgress>,
     mark: u64,
@@ -94,7 +94,7 @@ impl<'a> RunEgress<'a> {
         lock(&egress.gate).as_ref().map(|gate| gate.denied_since(self.mark)).unwrap_or_default()
     }
 
-    /// Returns the same denials as a few sentences.
+    /// Returns the denials since the run began as a few sentences.
     pub(crate) fn denied(&self) -> Vec<String> {
         let (denials, more) = self.denials();
         sentences(&denials, more)
@@ -107,10 +107,10 @@ pub(crate) fn sentences(denials: &[Denial], more: u64) -> Vec<String> {
     denials.iter().take(IN_A_RESULT).map(|denial| one_line(&denial.sentence)).chain(rest).collect()
 }
 
-/// Reports denials, but limits how many of them.
+/// Reports the denials of one sandbox, and limits how many are reported individually.
 struct DenialReporter {
     spec: EgressSpec,
-    told: DenialSinks,
+    sinks: DenialSinks,
     window: Mutex<DenialWindow>,
 }
 
@@ -118,46 +118,48 @@ struct DenialWindow {
     /// Id of the context; empty as long as no tenant's code can have run in the sandbox.
     id: String,
     since: Instant,
-    told: Vec<String>,
-    untold: u64,
+    reported: Vec<String>,
+    unreported: u64,
 }
 
 impl DenialWindow {
     fn new() -> Self {
-        Self { id: String::new(), since: Instant::now(), told: Vec::new(), untold: 0 }
+        Self { id: String::new(), since: Instant::now(), reported: Vec::new(), unreported: 0 }
     }
 
     /// Returns the sentences to report now.
     fn take(&mut self, sentence: String, now: Instant) -> Vec<String> {
-        let mut say = Vec::new();
-        if now.duration_since(self.since) >= TOLD_WITHIN {
-            let untold = std::mem::take(&mut self.untold);
-            say.extend((untold > 0).then(|| format!("{untold} denials before this were not told one by one")));
-            (self.since, self.told) = (now, Vec::new());
+        let mut sentences = Vec::new();
+        if now.duration_since(self.since) >= REPORT_WINDOW {
+            let unreported = std::mem::take(&mut self.unreported);
+            sentences.extend(
+                (unreported > 0).then(|| format!("{unreported} earlier denials were not reported individually")),
+            );
+            (self.since, self.reported) = (now, Vec::new());
         }
-        if self.told.contains(&sentence) || self.told.len() >= TOLD {
-            self.untold += 1;
+        if self.reported.contains(&sentence) || self.reported.len() >= MAX_REPORTED {
+            self.unreported += 1;
         } else {
-            self.told.push(sentence.clone());
-            say.push(sentence);
+            self.reported.push(sentence.clone());
+            sentences.push(sentence);
         }
-        say
+        sentences
     }
 }
 
 impl DenialReporter {
-    fn tell(&self, denial: &Denial) {
-        self.told.denials.fetch_add(1, Ordering::Relaxed);
-        let (id, say) = {
+    fn report(&self, denial: &Denial) {
+        self.sinks.denials.fetch_add(1, Ordering::Relaxed);
+        let (id, sentences) = {
             let mut window = lock(&self.window);
-            let say = window.take(one_line(&denial.sentence), Instant::now());
-            (window.id.clone(), say)
+            let sentences = window.take(one_line(&denial.sentence), Instant::now());
+            (window.id.clone(), sentences)
         };
-        for detail in say {
+        for detail in sentences {
             let EgressSpec { tenant, realm, .. } = &self.spec;
             let (tenant, id, detail) = (tenant.clone(), id.clone(), Some(detail));
             // Sending fails if there is no subscriber, which is fine.
-            let _ = self.told.notices.send(Notice { tenant, realm: *realm, id, what: NoticeKind::Denied, detail });
+            let _ = self.sinks.notices.send(Notice { tenant, realm: *realm, id, what: NoticeKind::Denied, detail });
         }
     }
 }
@@ -171,9 +173,9 @@ mod tests {
         let mut window = DenialWindow::new();
         let begun = window.since;
         let told: usize = (0..1000).map(|n| window.take(format!("no {}", n % 50), begun).len()).sum();
-        assert_eq!((told, window.untold), (TOLD, 1000 - TOLD as u64));
-        let later = window.take("no 1".into(), begun + TOLD_WITHIN);
-        assert_eq!(later, ["980 denials before this were not told one by one", "no 1"]);
-        assert_eq!(window.take("no 1".into(), begun + TOLD_WITHIN), [""; 0]);
+        assert_eq!((told, window.unreported), (MAX_REPORTED, 1000 - MAX_REPORTED as u64));
+        let later = window.take("no 1".into(), begun + REPORT_WINDOW);
+        assert_eq!(later, ["980 earlier denials were not reported individually", "no 1"]);
+        assert_eq!(window.take("no 1".into(), begun + REPORT_WINDOW), [""; 0]);
     }
 }

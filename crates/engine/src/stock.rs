@@ -1,10 +1,9 @@
-//! Ready sandboxes with a started and warmed kernel, so that a new context need not wait for one.
+//! The stock: ready sandboxes with a started and warmed kernel, so that a new context need not wait for one.
 //!
 //! There is one shelf for each tenant, realm, size and language in use, with and without a started browser, because a
 //! sandbox cannot be moved into other groups later. The number of sandboxes on a shelf follows from its demand
-//! (`demand`). Refills have a lower priority than everything that callers wait for. A ready sandbox (a session in the
-//! `agentrun` document) is created here, no tenant's code has run in it, and it leaves for good with the context that
-//! takes it. No used sandbox ever becomes a ready one.
+//! (`demand`). Refills have a lower priority than everything that callers wait for. No tenant's code has run in a ready
+//! sandbox, and it never returns from the context that takes it. The `agentrun` document calls it a session.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,9 +29,9 @@ pub(crate) use shelf::SandboxKind;
 use shelf::{ReadySandbox, Shelf, ShelfKey, Shelves};
 
 const START_ATTEMPTS: u32 = 3;
-/// Maximum time that a refill waits for a moment in which no caller waits.
-const POSTPONED: Duration = Duration::from_millis(100);
-/// Number of ready sandboxes on the JavaScript shelf beside those that the operator ordered, as long as there is room.
+/// Maximum time for which a refill yields to callers that wait for a sandbox.
+const REFILL_WAIT: Duration = Duration::from_millis(100);
+/// Number of ready sandboxes with a JavaScript kernel beside those that the operator ordered, if the budget allows it.
 const JAVASCRIPT: usize = 1;
 
 #[derive(Clone)]
@@ -46,6 +45,7 @@ struct StockInner {
     /// Shelf of the ready sandboxes that the operator ordered.
     ordered: ShelfKey,
     shape: Shape,
+    /// Number of ready sandboxes that the operator ordered.
     size: usize,
     shelves: Mutex<Shelves>,
     /// Notified when a ready sandbox was taken, created or lost.
@@ -64,7 +64,7 @@ struct TakenCounters {
 }
 
 pub(crate) struct PoolHealth {
-    pub(crate) there: usize,
+    pub(crate) total: usize,
     pub(crate) available: usize,
     pub(crate) healthy: bool,
 }
@@ -75,7 +75,7 @@ pub struct Ready {
     pub wanted: usize,
     pub available: usize,
     pub memory_bytes: u64,
-    /// Number of new contexts that took a ready sandbox (`taken`), that got one which was just being created
+    /// Number of new contexts that took a ready sandbox (`taken`), that got one which was already being created
     /// (`handed_over`), and for which one had to be created (`made`).
     pub taken: u64,
     pub handed_over: u64,
@@ -83,8 +83,8 @@ pub struct Ready {
 }
 
 impl Stock {
-    /// Creates an empty stock with a shelf for the sandboxes that the operator ordered. Beside it are one for
-    /// JavaScript and one with browsers, where they are available.
+    /// Creates an empty stock with a shelf for the sandboxes that the operator ordered, and where they are available
+    /// one for JavaScript and one with browsers.
     pub(crate) fn new(
         provisioner: Arc<Provisioner>,
         config: Arc<EngineConfig>,
@@ -93,7 +93,7 @@ impl Stock {
         closing: CancellationToken,
     ) -> Self {
         let realm = tenancy.config();
-        let size = realm.sessions();
+        let size = realm.ordered_sandboxes();
         let python = SandboxKind { size: None, language: Language::Python, browser: false };
         let ordered = ShelfKey::of(tenancy, python);
         let mut shelves = Shelves::default();
@@ -129,16 +129,16 @@ impl Stock {
         self.shared.size
     }
 
-    /// Takes a ready sandbox for a context of this kind, at once or as soon as one is finished that is already being
-    /// created. `None` means that the caller has to create a sandbox.
+    /// Takes a ready sandbox for a context of this kind, or waits for one that is already being created. `None` means
+    /// that the caller has to create a sandbox.
     pub(crate) async fn take(&self, tenancy: &Arc<Tenancy>, kind: SandboxKind) -> Option<ReadySandbox> {
         let shared = &self.shared;
-        // This does not wait for a sandbox with a browser: a browser started in any other sandbox is ready just as
-        // soon.
+        // A call does not wait for a sandbox with a browser, because a browser started in any other sandbox is ready
+        // just as soon.
         if kind.browser
-            && let Ok(session) = self.take_ready(tenancy, kind, |_| ())
+            && let Ok(ready) = self.take_ready(tenancy, kind, |_| ())
         {
-            return Some(session);
+            return Some(ready);
         }
         let coming = self.take_ready(tenancy, SandboxKind { browser: false, ..kind }, |shelf| {
             shelf.waiting.retain(|waiting| !waiting.is_closed());
@@ -149,18 +149,18 @@ impl Stock {
             })
         });
         let coming = match coming {
-            Ok(session) => return Some(session),
+            Ok(ready) => return Some(ready),
             Err(coming) => coming,
         };
-        let _hurry = shared.provisioner.hurry();
-        let session = match coming {
-            // The sandbox that was begun earlier is ready sooner, unless it fails.
+        let _waiting = shared.provisioner.caller_waits();
+        let ready = match coming {
+            // A sandbox that is already being created is ready sooner than a new one, unless it fails.
             Some(coming) => coming.await.ok(),
             None => None,
         };
-        let how = if session.is_some() { &shared.taken.handed_over } else { &shared.taken.made };
+        let how = if ready.is_some() { &shared.taken.handed_over } else { &shared.taken.made };
         how.fetch_add(1, Ordering::Relaxed);
-        session
+        ready
     }
 
     /// Takes a ready sandbox from the shelf, or returns the result of `otherwise` if there is none.
@@ -178,9 +178,9 @@ impl Stock {
         shelf.last_taken = now;
         shared.changed.notify_one();
         match shelf.take_ready() {
-            Some(session) => {
+            Some(ready) => {
                 shared.taken.ready.fetch_add(1, Ordering::Relaxed);
-                Ok(session)
+                Ok(ready)
             }
             None => Err(otherwise(shelf)),
         }
@@ -196,23 +196,23 @@ impl Stock {
 
     /// Returns the state of the ready sandboxes that the operator ordered, which the `agentrun` document describes as a
     /// pool of fixed size.
-    pub(crate) fn sessions(&self) -> PoolHealth {
+    pub(crate) fn pool_health(&self) -> PoolHealth {
         let (shelves, size) = (lock(&self.shared.shelves), self.shared.size);
         let ready = shelves.all.get(&self.shared.ordered).map(|shelf| &shelf.ready);
-        let there = ready.map_or(0, VecDeque::len).min(size);
+        let total = ready.map_or(0, VecDeque::len).min(size);
         let available = ready.map_or(0, |ready| ready.iter().filter(|s| s.is_fit()).count()).min(size);
-        PoolHealth { there, available, healthy: available == there && (available > 0 || size == 0) }
+        PoolHealth { total, available, healthy: available == total && (available > 0 || size == 0) }
     }
 
     pub(crate) fn count(&self) -> Ready {
         let taken = |how: &AtomicU64| how.load(Ordering::Relaxed);
         let TakenCounters { ready, handed_over, made } = &self.shared.taken;
         let shelves = lock(&self.shared.shelves);
-        let all = || shelves.all.values().flat_map(|shelf| shelf.ready.iter().map(move |session| (shelf, session)));
+        let all = || shelves.all.values().flat_map(|shelf| shelf.ready.iter().map(move |ready| (shelf, ready)));
         Ready {
             wanted: shelves.targets(Instant::now(), self.room()).iter().map(|(_, target)| target).sum(),
-            available: all().filter(|(_, session)| session.is_fit()).count(),
-            memory_bytes: all().map(|(shelf, session)| session.bytes.unwrap_or(shelf.bytes)).sum(),
+            available: all().filter(|(_, ready)| ready.is_fit()).count(),
+            memory_bytes: all().map(|(shelf, ready)| ready.bytes.unwrap_or(shelf.bytes)).sum(),
             taken: taken(ready),
             handed_over: taken(handed_over),
             made: taken(made),
@@ -220,39 +220,39 @@ impl Stock {
     }
 }
 
-/// The start: the sandboxes that the operator ordered are created and checked before the first call.
+/// These methods start the stock: the ordered sandboxes are created and checked before the first call.
 impl Stock {
-    /// Creates the sandboxes of the start. Their kernels are started later.
+    /// Creates the ordered sandboxes without kernels.
     pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<LiveSandbox>, SandboxFailure>> {
-        let make = |shared: Arc<StockInner>| async move { shared.provisioner.create(&shared.shape, None).await };
-        let making: Vec<_> = (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.clone()))).collect();
-        let mut made = Vec::new();
-        for sandbox in making {
-            made.push(sandbox.await.unwrap_or_else(|_| Err(given_up())));
+        let create = |shared: Arc<StockInner>| async move { shared.provisioner.create(&shared.shape, None).await };
+        let creating: Vec<_> = (0..self.shared.size).map(|_| tokio::spawn(create(self.shared.clone()))).collect();
+        let mut created = Vec::new();
+        for sandbox in creating {
+            created.push(sandbox.await.unwrap_or_else(|_| Err(panicked())));
         }
-        made
+        created
     }
 
-    /// Starts kernels in these sandboxes, all at once, with three attempts each. `made` is called for each one in
-    /// order.
+    /// Starts kernels in these sandboxes, all at the same time, with three attempts each. `created` is called for each
+    /// sandbox in order.
     pub(crate) async fn fill(
         &self,
         sandboxes: Vec<Result<Arc<LiveSandbox>, SandboxFailure>>,
-        mut made: impl FnMut(usize, &str),
+        mut created: impl FnMut(usize, &str),
     ) -> Result<(), SandboxFailure> {
         let building: Vec<_> = sandboxes
             .into_iter()
             .map(|sandbox| {
                 let stock = self.clone();
-                self.shared.tasks.spawn(async move { stock.build_stubbornly(Some(sandbox)).await })
+                self.shared.tasks.spawn(async move { stock.build_with_retries(Some(sandbox)).await })
             })
             .collect();
         let mut failed = None;
         for (number, task) in building.into_iter().enumerate() {
-            match task.await.unwrap_or_else(|_| Err(given_up())) {
-                Ok(session) => {
-                    made(number + 1, &session.id);
-                    self.put_ordered(session);
+            match task.await.unwrap_or_else(|_| Err(panicked())) {
+                Ok(ready) => {
+                    created(number + 1, &ready.id);
+                    self.put_ordered(ready);
                 }
                 Err(failure) => failed = Some(failure),
             }
@@ -260,7 +260,7 @@ impl Stock {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn build_stubbornly(
+    async fn build_with_retries(
         &self,
         mut first: Option<Result<Arc<LiveSandbox>, SandboxFailure>>,
     ) -> Result<ReadySandbox, SandboxFailure> {
@@ -276,9 +276,9 @@ impl Stock {
                 Err(failure) => Err(failure),
             };
             match started {
-                Ok(sandbox) => return Ok(self.session(sandbox)),
+                Ok(sandbox) => return Ok(self.ready_sandbox(sandbox)),
                 Err(failure) => {
-                    tracing::warn!(attempt, why = failure.log, "a session could not be made");
+                    tracing::warn!(attempt, why = failure.log, "a ready sandbox could not be created");
                     last = failure;
                 }
             }
@@ -286,9 +286,9 @@ impl Stock {
         Err(last)
     }
 
-    fn put_ordered(&self, session: ReadySandbox) {
+    fn put_ordered(&self, ready: ReadySandbox) {
         if let Some(shelf) = lock(&self.shared.shelves).all.get_mut(&self.shared.ordered) {
-            shelf.put(session);
+            shelf.put(ready);
         }
     }
 
@@ -305,8 +305,8 @@ impl Stock {
                 self.shared.size - shelf.ready.len().min(self.shared.size)
             };
             for _ in 0..missing {
-                let session = self.build_stubbornly(None).await?;
-                self.put_ordered(session);
+                let ready = self.build_with_retries(None).await?;
+                self.put_ordered(ready);
             }
         }
         if self.check().await { Ok(()) } else { Err(SandboxFailure::new("sessions keep failing their health check")) }
@@ -340,32 +340,32 @@ impl Stock {
 
     async fn refill(self, key: ShelfKey) {
         let mut refill = Refill { stock: &self, key: &key, builds: false };
-        refill.wait_for_a_moment().await;
+        refill.wait_for_lull().await;
         if self.shared.closing.is_cancelled() {
             return;
         }
         let Some((shape, kind)) = refill.begin() else { return };
         let begun = Instant::now();
         match refill.build(&shape, kind).await {
-            Ok(session) => {
+            Ok(ready) => {
                 let took = begun.elapsed();
                 refill.done(|shelf| {
-                    shelf.learn(took, session.bytes);
-                    shelf.put(session);
+                    shelf.learn(took, ready.bytes);
+                    shelf.put(ready);
                 });
             }
             Err(why) => {
                 // A creation that a shutdown interrupts has not failed.
                 if !self.shared.closing.is_cancelled() {
-                    tracing::warn!(why, "a session could not be made; trying again");
+                    tracing::warn!(why, "a ready sandbox could not be created; trying again");
                 }
                 refill.done(|shelf| shelf.failed(Instant::now()));
             }
         }
     }
 
-    /// Makes a ready sandbox of a live one. Its death is noticed at once by the end of its connection.
-    fn session(&self, sandbox: Arc<LiveSandbox>) -> ReadySandbox {
+    /// Turns a live sandbox into a ready one. A task notifies the stock if the sandbox dies.
+    fn ready_sandbox(&self, sandbox: Arc<LiveSandbox>) -> ReadySandbox {
         let (shared, guest) = (self.shared.clone(), sandbox.guest.clone());
         let watch = self.shared.tasks.spawn(async move {
             guest.lost_or_exited(FIRST_KERNEL).await;
@@ -383,29 +383,29 @@ impl Stock {
     }
 
     /// Runs a statement in each ready sandbox, one after the other, and returns whether all are healthy. `keep`
-    /// replaces the others.
+    /// replaces those that are not.
     async fn check(&self) -> bool {
-        let sessions: Vec<(ShelfKey, String)> = {
+        let all_ready: Vec<(ShelfKey, String)> = {
             let shelves = lock(&self.shared.shelves);
             let of =
                 |(key, shelf): (&ShelfKey, &Shelf)| shelf.ready.iter().map(|s| (key.clone(), s.id.clone())).collect();
             shelves.all.iter().flat_map::<Vec<_>, _>(of).collect()
         };
         let mut all = true;
-        for (key, id) in sessions {
-            let sandbox = self.with(&key, &id, |session| {
-                session.checking = true;
-                session.sandbox.clone()
+        for (key, id) in all_ready {
+            let sandbox = self.with(&key, &id, |ready| {
+                ready.checking = true;
+                ready.sandbox.clone()
             });
             let Some(sandbox) = sandbox.flatten() else { continue };
             let result = rehearse(&sandbox, key.kind.language).await;
             if let Err(why) = &result {
-                tracing::warn!(session = id, why, "a session failed its health check");
+                tracing::warn!(session = id, why, "a ready sandbox failed its health check");
                 all = false;
             }
             let bytes = sandbox.memory_bytes().await;
-            self.with(&key, &id, |session| {
-                (session.checking, session.healthy, session.bytes) = (false, result.is_ok(), bytes);
+            self.with(&key, &id, |ready| {
+                (ready.checking, ready.healthy, ready.bytes) = (false, result.is_ok(), bytes);
             });
         }
         if !all {
@@ -416,11 +416,11 @@ impl Stock {
 
     fn with<T>(&self, key: &ShelfKey, id: &str, act: impl FnOnce(&mut ReadySandbox) -> T) -> Option<T> {
         let mut shelves = lock(&self.shared.shelves);
-        shelves.all.get_mut(key)?.ready.iter_mut().find(|session| session.id == id).map(act)
+        shelves.all.get_mut(key)?.ready.iter_mut().find(|ready| ready.id == id).map(act)
     }
 }
 
-/// A sandbox that is being created for a shelf. Dropping it removes it from the counts of the shelf.
+/// A refill of a shelf with one sandbox. Dropping it removes it from the counts of the shelf.
 struct Refill<'a> {
     stock: &'a Stock,
     key: &'a ShelfKey,
@@ -428,17 +428,17 @@ struct Refill<'a> {
 }
 
 impl Refill<'_> {
-    /// Waits until no caller waits and, while at least half of the shelf is left, until a moment after the last sandbox
-    /// was taken; but not longer than `POSTPONED`.
-    async fn wait_for_a_moment(&self) {
+    /// Waits until no caller waits and, while at least half of the shelf is left, until `LULL` has passed since the
+    /// last sandbox was taken. It waits no longer than `REFILL_WAIT`.
+    async fn wait_for_lull(&self) {
         let shared = &self.stock.shared;
-        let latest = Instant::now() + POSTPONED;
-        shared.provisioner.nobody_waits(POSTPONED).await;
+        let latest = Instant::now() + REFILL_WAIT;
+        shared.provisioner.yield_to_callers(REFILL_WAIT).await;
         let room = self.stock.room();
         let lull = || lock(&shared.shelves).lull(self.key, room).filter(|lull| *lull < latest);
         while let Some(lull) = lull() {
             tokio::time::sleep_until(lull).await;
-            shared.provisioner.nobody_waits(latest.saturating_duration_since(Instant::now())).await;
+            shared.provisioner.yield_to_callers(latest.saturating_duration_since(Instant::now())).await;
         }
     }
 
@@ -454,16 +454,16 @@ impl Refill<'_> {
         let (provisioner, language) = (&self.stock.shared.provisioner, kind.language);
         let sandbox = provisioner.create(shape, Some(language)).await.map_err(|failure| failure.log)?;
         let sandbox = provisioner.first_kernel(sandbox, language).await.map_err(|failure| failure.log)?;
-        let mut session = self.stock.session(sandbox.clone());
+        let mut ready = self.stock.ready_sandbox(sandbox.clone());
         if kind.browser {
             provisioner.start_browser(&sandbox).await.map_err(|failure| failure.log)?;
         }
         // A caller that waits for the sandbox warms it with its first cell.
         if !self.is_waited_for() {
             rehearse(&sandbox, language).await?;
-            session.bytes = sandbox.memory_bytes().await;
+            ready.bytes = sandbox.memory_bytes().await;
         }
-        Ok(session)
+        Ok(ready)
     }
 
     fn is_waited_for(&self) -> bool {
@@ -496,6 +496,6 @@ impl Drop for Refill<'_> {
     }
 }
 
-fn given_up() -> SandboxFailure {
+fn panicked() -> SandboxFailure {
     SandboxFailure::new("making a session was given up")
 }

@@ -1,4 +1,4 @@
-//! Tenants, their contexts in each realm, limits, permits and the queue.
+//! Tenancies: the contexts, permits and queue of each tenant in each realm, and the limits on them.
 //!
 //! A context belongs to one tenant and one realm, and is looked up nowhere else.
 
@@ -19,7 +19,7 @@ use crate::keyed::Keyed;
 use crate::op::{ContextInfo, ContextSelector, EngineError, Quota, Realm, Size, Tenant};
 use crate::sandbox_egress::EgressSpec;
 
-/// Maximum number of bytes of one tenant's files that may be on their way into sandboxes.
+/// Maximum number of bytes that one tenant may be uploading into its sandboxes at the same time.
 pub(crate) const UPLOADS: usize = 64 << 20;
 /// Maximum number of a tenant's sandboxes that may be ending without counting as contexts. A call that ends one more
 /// waits for its end.
@@ -39,7 +39,7 @@ pub(crate) struct TenantState {
     contexts: AtomicUsize,
     /// One permit for each run that may execute at the same time, if the tenant's quota limits them.
     pub(crate) runs: Option<Arc<Semaphore>>,
-    /// One permit for each byte that may be on its way into sandboxes.
+    /// One permit for each byte that the tenant may be uploading.
     pub(crate) uploads: Arc<Semaphore>,
     /// One permit for each sandbox that may be ending.
     ending: Arc<Semaphore>,
@@ -53,13 +53,13 @@ pub(crate) struct Tenancy {
     /// One permit for each run that may execute at the same time.
     pub(crate) permits: Arc<Semaphore>,
     waiting: AtomicUsize,
-    /// Turns to create a context that does not exist: one call creates it and the others find it.
-    pub(crate) making: Keyed<()>,
+    /// Turns to create contexts: of several calls for the same missing context, one creates it and the others find it.
+    pub(crate) creation_turns: Keyed<()>,
     contexts: Mutex<ContextTable>,
     links: LinkIndex,
 }
 
-/// The tenancy and the id of the context to which each link key leads, and which of its directories.
+/// Index of the links: for each key, the tenancy and the id of the context, and which of its directories is meant.
 type LinkIndex = Arc<Mutex<HashMap<String, (Weak<Tenancy>, String, Root)>>>;
 
 #[derive(Default)]
@@ -101,7 +101,7 @@ impl Tenancy {
             tenant,
             realm,
             waiting: AtomicUsize::new(0),
-            making: Keyed::default(),
+            creation_turns: Keyed::default(),
             contexts: Mutex::default(),
             links,
         }
@@ -144,12 +144,12 @@ impl Tenancy {
             }
             Err(error) => match contexts.least_used().filter(|_| config.evict_idle) {
                 Some(idle) if self.would_fit(&contexts, memory) => Err(Full::Evict(contexts.remove(idle, self))),
-                _ => Err(Full::For(error)),
+                _ => Err(Full::Refused(error)),
             },
         }
     }
 
-    /// Returns whether enough memory would be free without the idle contexts. If not, evicting them would achieve
+    /// Returns whether enough memory would be free without the idle contexts. Otherwise evicting them would achieve
     /// nothing.
     fn would_fit(&self, contexts: &ContextTable, memory: u64) -> bool {
         let most = self.realm.config.max_total_memory_bytes.unwrap_or(u64::MAX);
@@ -175,13 +175,13 @@ impl Tenancy {
     }
 
     /// Returns the context that this connection created last.
-    pub(crate) fn made_by(&self, connection: &str) -> Option<Arc<Context>> {
-        lock(&self.contexts).made_by(connection)
+    pub(crate) fn created_by(&self, connection: &str) -> Option<Arc<Context>> {
+        lock(&self.contexts).created_by(connection)
     }
 
     /// Removes exactly this context if it is still there.
-    pub(crate) fn take_out(self: &Arc<Self>, context: &Arc<Context>) -> Option<Removed> {
-        lock(&self.contexts).take_out(context, self)
+    pub(crate) fn remove_exact(self: &Arc<Self>, context: &Arc<Context>) -> Option<Removed> {
+        lock(&self.contexts).remove_exact(context, self)
     }
 
     /// Removes contexts that were idle for at least `limit`.
@@ -232,7 +232,7 @@ impl Tenancy {
 }
 
 impl ContextTable {
-    fn take_out(&mut self, context: &Arc<Context>, tenancy: &Arc<Tenancy>) -> Option<Removed> {
+    fn remove_exact(&mut self, context: &Arc<Context>, tenancy: &Arc<Tenancy>) -> Option<Removed> {
         let there = self.by_id.get(&context.id).is_some_and(|there| Arc::ptr_eq(there, context));
         there.then(|| self.remove(context.clone(), tenancy))
     }
@@ -275,7 +275,7 @@ impl ContextTable {
 
     fn current(&self, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
         if let Some(connection) = connection {
-            return self.made_by(connection).ok_or(EngineError::NoCurrent { ids: Vec::new() });
+            return self.created_by(connection).ok_or(EngineError::NoCurrent { ids: Vec::new() });
         }
         let mut all = self.by_id.values();
         match (all.next(), all.next()) {
@@ -284,7 +284,7 @@ impl ContextTable {
         }
     }
 
-    fn made_by(&self, connection: &str) -> Option<Arc<Context>> {
+    fn created_by(&self, connection: &str) -> Option<Arc<Context>> {
         let made = self.by_id.values().filter(|c| c.connection.as_deref() == Some(connection));
         made.max_by_key(|c| c.number).cloned()
     }
@@ -301,11 +301,12 @@ fn ids(mut contexts: Vec<&Arc<Context>>) -> Vec<String> {
     contexts.iter().map(|c| c.id.clone()).collect()
 }
 
-/// The reason why there is no room for another context.
+/// The reason why no other context fits now.
 pub(crate) enum Full {
-    /// This context was removed to make room, which becomes available once its sandbox is gone.
+    /// This idle context was removed to make room. The room becomes available once its sandbox is gone.
     Evict(Removed),
-    For(EngineError),
+    /// No context can be evicted.
+    Refused(EngineError),
 }
 
 /// The share of one context in the limits that apply across tenants and realms. Dropping it gives the share back.
@@ -353,13 +354,14 @@ impl Removed {
     }
 }
 
+/// Room for one context within the limits. Dropping it gives the room back.
 pub(crate) struct Reservation {
     tenancy: Arc<Tenancy>,
     charge: Option<Charge>,
 }
 
 impl Reservation {
-    /// Adds the context and removes `old`, which may have the same id. Returns `None` if another context has that id.
+    /// Adds the context and removes `old`, which may have the same id. Returns `None` if another context has the id.
     pub(crate) fn fill(
         mut self,
         mut context: Context,
@@ -370,7 +372,7 @@ impl Reservation {
         if contexts.by_id.get(&context.id).is_some_and(|there| !is_old(there)) {
             return None;
         }
-        let removed = old.and_then(|old| contexts.take_out(old, &self.tenancy));
+        let removed = old.and_then(|old| contexts.remove_exact(old, &self.tenancy));
         contexts.created += 1;
         context.number = contexts.created;
         *lock(&context.charge) = self.charge.take();
@@ -392,6 +394,7 @@ impl Drop for Reservation {
     }
 }
 
+/// A call in the queue of its tenancy. Dropping it leaves the queue.
 pub(crate) struct Queued(Arc<Tenancy>);
 
 impl Drop for Queued {
@@ -409,7 +412,7 @@ pub(crate) struct Tenancies {
 #[derive(Default)]
 struct TenancyTables {
     tenants: HashMap<Tenant, Arc<TenantState>>,
-    tenancy: HashMap<(Tenant, Realm), Arc<Tenancy>>,
+    tenancies: HashMap<(Tenant, Realm), Arc<Tenancy>>,
 }
 
 impl Tenancies {
@@ -422,7 +425,7 @@ impl Tenancies {
 
     pub(crate) fn of(&self, tenant: &Tenant, realm: Realm, config: &EngineConfig) -> Result<Arc<Tenancy>, EngineError> {
         let mut all = lock(&self.all);
-        if let Some(tenancy) = all.tenancy.get(&(tenant.clone(), realm)) {
+        if let Some(tenancy) = all.tenancies.get(&(tenant.clone(), realm)) {
             return Ok(tenancy.clone());
         }
         let unknown = || EngineError::NotReady(format!("the tool set `{}` is not configured", realm.0));
@@ -430,16 +433,16 @@ impl Tenancies {
         let of_all_realms =
             all.tenants.entry(tenant.clone()).or_insert_with(|| Arc::new(TenantState::new(tenant, config)));
         let tenancy = Arc::new(Tenancy::new(of_all_realms.clone(), state.clone(), self.links.clone()));
-        all.tenancy.insert((tenant.clone(), realm), tenancy.clone());
+        all.tenancies.insert((tenant.clone(), realm), tenancy.clone());
         Ok(tenancy)
     }
 
     /// Returns an existing tenancy and never creates one.
     pub(crate) fn known(&self, tenant: &Tenant, realm: Realm) -> Option<Arc<Tenancy>> {
-        lock(&self.all).tenancy.get(&(tenant.clone(), realm)).cloned()
+        lock(&self.all).tenancies.get(&(tenant.clone(), realm)).cloned()
     }
 
-    /// Returns the context to which a link key leads, with its tenant, and which of its directories.
+    /// Returns the context to which a link key leads, its tenant, and which directory of the context is meant.
     pub(crate) fn by_key(&self, key: &str) -> Option<(Tenant, ContextLease, Root)> {
         let (tenancy, id, root) = lock(&self.links).get(key)?.clone();
         let tenancy = tenancy.upgrade()?;
@@ -452,14 +455,15 @@ impl Tenancies {
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Tenancy>> {
-        lock(&self.all).tenancy.values().cloned().collect()
+        lock(&self.all).tenancies.values().cloned().collect()
     }
 
-    /// Forgets tenants that have nothing. A tenant with ready sandboxes stays, because these are in its groups.
+    /// Forgets tenants without contexts and background runs. A tenant with ready sandboxes stays, because they belong
+    /// to its groups.
     pub(crate) fn forget_idle(&self) {
         let mut all = lock(&self.all);
         let in_use = |tenancy: &Arc<Tenancy>| Arc::strong_count(tenancy) > 1 || tenancy.has_contexts();
-        all.tenancy.retain(|_, tenancy| in_use(tenancy));
+        all.tenancies.retain(|_, tenancy| in_use(tenancy));
         all.tenants.retain(|_, state| Arc::strong_count(state) > 1 || !state.background.is_empty());
     }
 
@@ -469,6 +473,6 @@ impl Tenancies {
 
     pub(crate) fn in_realm(&self, realm: Realm) -> Vec<Arc<Tenancy>> {
         let all = lock(&self.all);
-        all.tenancy.iter().filter(|((_, of), _)| *of == realm).map(|(_, tenancy)| tenancy.clone()).collect()
+        all.tenancies.iter().filter(|((_, of), _)| *of == realm).map(|(_, tenancy)| tenancy.clone()).collect()
     }
 }

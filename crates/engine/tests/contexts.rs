@@ -56,13 +56,13 @@ async fn nothing_of_one_tenant_exists_for_another() {
     let engine = engine(&backend).await;
     let id = create(&engine, "mine").await;
     let stranger = call_of(&Tenant("stranger".into()));
-    let file = |path: &str| Op::ReadFile { place: holder(&id), path: path.into() };
+    let file = |path: &str| Op::ReadFile { owner: files_of(&id), path: path.into() };
     for op in [
         run_op(&id, "print 1"),
         stop_op(&id),
         stop_op("mine"),
         file("x"),
-        Op::ListFiles { place: holder(&id), path: ".".into() },
+        Op::ListFiles { owner: files_of(&id), path: ".".into() },
     ] {
         assert!(matches!(engine.execute(&stranger, op).await, Err(EngineError::ContextNotFound(_))));
     }
@@ -233,21 +233,21 @@ async fn files_go_in_and_out_while_a_cell_runs() {
     let running = spawn_run(&engine, call(), &id, "sleep 20000");
     begun(&backend, "sleep 20000").await;
     let content: Vec<u8> = (0..3_000_000u32).map(|n| n as u8).collect();
-    let write = Op::WriteFile { place: holder(&id), path: "d/f".into(), content: content.clone() };
+    let write = Op::WriteFile { owner: files_of(&id), path: "d/f".into(), content: content.clone() };
     let size = content.len() as u64;
     let Ok(Outcome::Written { path, size: written, key }) = engine.execute(&call(), write).await else { panic!() };
     assert_eq!((path.as_str(), written), ("d/f", size));
-    let read = Op::ReadFile { place: holder(&id), path: "d/f".into() };
+    let read = Op::ReadFile { owner: files_of(&id), path: "d/f".into() };
     assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "d/f".into(), content, size, key }));
-    let list = Op::ListFiles { place: holder(&id), path: ".".into() };
+    let list = Op::ListFiles { owner: files_of(&id), path: ".".into() };
     let Ok(Outcome::Files(FileListing { entries, total: 1, .. })) = engine.execute(&call(), list).await else {
         panic!()
     };
     assert_eq!((entries[0].path.as_str(), entries[0].size), ("d/f", size));
     assert!(!running.is_finished());
-    let missing = Op::ReadFile { place: holder(&id), path: "no".into() };
+    let missing = Op::ReadFile { owner: files_of(&id), path: "no".into() };
     assert_eq!(engine.execute(&call(), missing).await, Err(EngineError::FileNotFound("no".into())));
-    let large = Op::WriteFile { place: holder(&id), path: "big".into(), content: vec![0; (16 << 20) + 1] };
+    let large = Op::WriteFile { owner: files_of(&id), path: "big".into(), content: vec![0; (16 << 20) + 1] };
     assert_eq!(
         engine.execute(&call(), large).await,
         Err(EngineError::FileTooLarge { path: "big".into(), limit: 16 << 20 })

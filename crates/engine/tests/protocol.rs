@@ -232,7 +232,7 @@ async fn a_file_larger_than_announced_or_allowed_is_not_collected() {
     });
     let engine = engine(&backend).await;
     let context = create(&engine, "a").await;
-    let read = engine.execute(&call(), Op::ReadFile { place: holder(&context), path: "x".into() }).await;
+    let read = engine.execute(&call(), Op::ReadFile { owner: files_of(&context), path: "x".into() }).await;
     assert!(read.unwrap_err().to_string().contains("not what it announced"));
     assert_eq!(run(&engine, &context, "print on").await.end, RunOutcome::Ok);
 }

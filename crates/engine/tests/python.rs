@@ -93,23 +93,23 @@ async fn a_time_out_keeps_variables_and_a_cancel_too() {
 async fn a_crash_costs_variables_and_keeps_files() {
     let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
-    let write = Op::WriteFile { place: holder(&id), path: "d/in.txt".into(), content: b"kept".to_vec() };
+    let write = Op::WriteFile { owner: files_of(&id), path: "d/in.txt".into(), content: b"kept".to_vec() };
     assert!(matches!(engine.execute(&call(), write).await, Ok(Outcome::Written { size: 4, .. })));
     let crashed = run(&engine, &id, "x = 1\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)").await;
     assert!(matches!(crashed.end, RunOutcome::Ended { .. }), "{crashed:?}");
     let next = run(&engine, &id, "print(open('d/in.txt').read(), 'x' in globals())").await;
     assert_eq!(text(&next.stdout), "kept False\n");
     run(&engine, &id, "open('out.txt', 'w').write('from python')").await;
-    let read = Op::ReadFile { place: holder(&id), path: "out.txt".into() };
+    let read = Op::ReadFile { owner: files_of(&id), path: "out.txt".into() };
     let Ok(Outcome::File { content, .. }) = engine.execute(&call(), read).await else { panic!() };
     assert_eq!(content, b"from python");
-    let list = Op::ListFiles { place: holder(&id), path: String::new() };
+    let list = Op::ListFiles { owner: files_of(&id), path: String::new() };
     let Ok(Outcome::Files(engine::op::FileListing { entries, .. })) = engine.execute(&call(), list).await else {
         panic!()
     };
     let paths: Vec<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
     assert_eq!(paths, ["d", "d/in.txt", "out.txt"]);
-    let outside = Op::ReadFile { place: holder(&id), path: "../../../etc/passwd".into() };
+    let outside = Op::ReadFile { owner: files_of(&id), path: "../../../etc/passwd".into() };
     assert!(matches!(
         engine.execute(&call(), outside).await,
         Err(EngineError::InvalidPath { .. } | EngineError::FileNotFound(_))
@@ -219,7 +219,7 @@ async fn a_file_too_large_for_an_answer_is_told_by_its_size_and_its_link() {
     let code = "for n in (3, 4, 6):\n    open(str(n), 'w').write('x' * n)";
     assert_eq!(run(&engine, &id, code).await.end, RunOutcome::Ok);
     let read = async |path: &str| {
-        let read = engine.execute(&call(), Op::ReadFile { place: holder(&id), path: path.into() }).await?;
+        let read = engine.execute(&call(), Op::ReadFile { owner: files_of(&id), path: path.into() }).await?;
         let Outcome::File { content, size, .. } = read else { panic!("{read:?}") };
         Ok((content, size))
     };

@@ -312,7 +312,7 @@ async fn w54_a_file_operation_waits_for_a_sandbox_and_not_for_the_run_in_it() {
     backend.slow_down(Duration::from_secs(5), Duration::ZERO);
     let running = spawn_run(&engine, call(), &id, "sleep 20000");
     tokio::time::sleep(Duration::from_millis(10)).await;
-    let write = || Op::WriteFile { place: holder(&id), path: "f".into(), content: vec![1] };
+    let write = || Op::WriteFile { owner: files_of(&id), path: "f".into(), content: vec![1] };
     let caller = call();
     let cancelled = spawn_op(&engine, &caller, write());
     let waiting = spawn_op(&engine, &call(), write());

@@ -1,4 +1,4 @@
-//! Keyboard actions, and the two form controls that are not filled with a keyboard.
+//! Keyboard actions, and the form controls that are not filled with a keyboard: selections and file inputs.
 
 use proto::browser::BrowseResult;
 use proto::{BrowseError, BrowseFailure};
@@ -116,9 +116,9 @@ impl Act<'_> {
     }
 }
 
-/// Sets the focus and the selection to where the text belongs, and selects the existing text unless `append` is set.
-/// Returns `full` if text is selected and `empty` if none is. A field without selectable text gets its value at once
-/// (`set`). In some fields only a key moves the cursor to the end (`end`).
+/// Function that focuses the field and selects its text, or with `append` moves the cursor to the end. It returns
+/// `full` if text is selected and `empty` if none is. A field without selectable text gets its value at once (`set`).
+/// In some fields only a key moves the cursor to the end (`end`).
 const PREPARE: &str = include_str!("../js/prepare.js");
 
 const SELECT: &str = include_str!("../js/select.js");

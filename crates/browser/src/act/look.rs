@@ -23,14 +23,14 @@ const MAX_SIDE: f64 = 16_384.0;
 /// Maximum length of a screenshot in base64. A larger one is taken again at a smaller scale.
 const MAX_PICTURE: usize = 4 << 20;
 const SMALLER: f64 = 0.6;
-const TRIES: usize = 5;
+const MAX_TRIES: usize = 5;
 /// Maximum length of a value as JSON, in characters.
 const MAX_VALUE: usize = 200_000;
 /// Beginning of the error for an expression with a top-level `await`. The error occurs before any of the expression
 /// runs.
 const AWAIT_AT_TOP: &str = "SyntaxError: await is only valid";
-/// Minimum pause between two searches for a text. The pause is also at least twice as long as a search takes.
-const AGAIN: Duration = Duration::from_millis(50);
+/// Minimum pause between two searches for a text. The pause is also at least twice as long as the last search took.
+const SEARCH_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -79,14 +79,14 @@ struct Remote {
 
 impl Act<'_> {
     pub(crate) async fn screenshot(&mut self, at: Option<&str>, full_page: bool) -> ActResult {
-        let place = match at {
-            Some(at) => Some(self.place_of(at).await?),
+        let element_box = match at {
+            Some(at) => Some(self.box_of(at).await?),
             None => None,
         };
         let metrics: Metrics = self.page.ask("Page.getLayoutMetrics", json!({})).await?;
         let Metrics { css_visual_viewport: view, css_content_size: whole } = metrics;
-        let asked = match place {
-            Some(place) => Box { x: place.x + view.page_x, y: place.y + view.page_y, ..place },
+        let asked = match element_box {
+            Some(element_box) => Box { x: element_box.x + view.page_x, y: element_box.y + view.page_y, ..element_box },
             None if full_page => Box { x: 0.0, y: 0.0, width: whole.width, height: whole.height },
             None => Box { x: view.page_x, y: view.page_y, width: view.client_width, height: view.client_height },
         };
@@ -94,7 +94,7 @@ impl Act<'_> {
         let clipped = width < asked.width || height < asked.height;
         let beyond = full_page || at.is_some();
         let mut scale = 1.0;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             let clip = json!({ "x": asked.x, "y": asked.y, "width": width, "height": height, "scale": scale });
             let png = self.capture(clip, beyond).await;
             match png {
@@ -121,14 +121,14 @@ impl Act<'_> {
     }
 
     /// Returns the position of an element in the window, in the coordinates of the root frame.
-    async fn place_of(&mut self, at: &str) -> Result<Box, BrowseError> {
+    async fn box_of(&mut self, at: &str) -> Result<Box, BrowseError> {
         let (element, point) = self.ready(at, Need::Seen).await?;
         if element.frame.parent.is_some() {
             let (x, y) = (point.x - point.width / 2.0, point.y - point.height / 2.0);
             return Ok(Box { x, y, width: point.width, height: point.height });
         }
-        let place = "element => element.getBoundingClientRect().toJSON()";
-        self.reader.apply(&self.page, &element, place, &[]).await
+        let rect = "element => element.getBoundingClientRect().toJSON()";
+        self.reader.apply(&self.page, &element, rect, &[]).await
     }
 
     pub(crate) async fn evaluate(&mut self, expression: &str) -> ActResult {
@@ -190,7 +190,7 @@ impl Act<'_> {
                 let message = format!("`{}` {state} on the page", shorten(text, 200));
                 return Err(failure(BrowseFailure::TimedOut, message));
             }
-            tokio::time::sleep(AGAIN.max(begun.elapsed() * 2)).await;
+            tokio::time::sleep(SEARCH_PAUSE.max(begun.elapsed() * 2)).await;
         }
     }
 }

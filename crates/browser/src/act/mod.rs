@@ -19,9 +19,9 @@ use crate::snapshot::{Element, Need, Point, Reader};
 pub(crate) use tabs::create;
 
 /// Maximum wait for an element named by a selector to appear.
-const APPEARS: Duration = Duration::from_secs(1);
+const APPEAR_WAIT: Duration = Duration::from_secs(1);
 /// Pause between two searches for an element.
-const AGAIN: Duration = Duration::from_millis(30);
+const SEARCH_PAUSE: Duration = Duration::from_millis(30);
 /// Part of a request's time that is reserved for reporting why the time was not enough.
 const MARGIN: Duration = Duration::from_millis(100);
 
@@ -68,11 +68,11 @@ impl Act<'_> {
 
     /// Finds an element, and waits for it to appear.
     async fn find(&mut self, at: &str) -> Result<Element, BrowseError> {
-        let end = Instant::now() + APPEARS.min(self.left());
+        let end = Instant::now() + APPEAR_WAIT.min(self.left());
         loop {
             match self.reader.find(&self.page, at).await {
                 Err(error) if error.why == BrowseFailure::NotFound && Instant::now() < end => {
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(SEARCH_PAUSE).await;
                 }
                 found => return found,
             }

@@ -14,7 +14,8 @@ use crate::settle;
 use crate::state::shorten;
 
 const ABORTED: &str = "net::ERR_ABORTED";
-const WORD_OF_A_CRASH: Duration = Duration::from_millis(300);
+/// Time in which the browser reports a crash after it has aborted a navigation.
+const CRASH_REPORT_WAIT: Duration = Duration::from_millis(300);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -49,21 +50,21 @@ impl Act<'_> {
         }
         if let Some(text) = navigated.error_text {
             if text == ABORTED {
-                // This error also occurs if the page's process has just crashed. That is reported in a moment and
-                // then ends this action.
-                tokio::time::sleep(WORD_OF_A_CRASH).await;
+                // This error also occurs if the page's process has just crashed. The report of the crash then ends this
+                // action.
+                tokio::time::sleep(CRASH_REPORT_WAIT).await;
             }
             return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
         }
         match navigated.loader_id {
-            Some(loader) => self.see_loaded(&loader).await,
+            Some(loader) => self.wait_until_loaded(&loader).await,
             // Only the fragment of the address has changed.
             None => settle::frame(&self.page).await,
         }
         Ok(BrowseResult::Done)
     }
 
-    async fn see_loaded(&mut self, loader: &str) {
+    async fn wait_until_loaded(&mut self, loader: &str) {
         let whole = settle::loaded(&self.page, loader).await;
         self.page.state.change(|state| {
             if !whole {
@@ -85,30 +86,29 @@ impl Act<'_> {
         };
         let moment = settle::moment(&self.page);
         let _: serde_json::Value = self.page.ask("Page.navigateToHistoryEntry", json!({ "entryId": entry.id })).await?;
-        self.moved(moment).await
+        self.wait_until_moved(moment).await
     }
 
     pub(crate) async fn reload(&mut self) -> ActResult {
         let moment = settle::moment(&self.page);
         let _: serde_json::Value = self.page.ask("Page.reload", json!({})).await?;
-        self.moved(moment).await
+        self.wait_until_moved(moment).await
     }
 
     /// Waits until the tab has navigated since `moment`.
-    async fn moved(&mut self, moment: u64) -> ActResult {
+    async fn wait_until_moved(&mut self, moment: u64) -> ActResult {
         let tab = self.page.tab;
         let moved = self
             .page
             .state
             .wait(|state| state.tabs.get(&tab).filter(|tab| tab.moved > moment).map(|tab| tab.loader.clone()));
         let loader = moved.await;
-        self.see_loaded(&loader).await;
+        self.wait_until_loaded(&loader).await;
         Ok(BrowseResult::Done)
     }
 }
 
-/// Returns the address as the browser will read it: without the characters that it removes before it looks at the
-/// scheme.
+/// Returns the address without the characters that the browser removes before it looks at the scheme.
 fn cleaned(url: &str) -> String {
     let inner = url.trim_matches(|c: char| c <= ' ');
     inner.chars().filter(|c| !matches!(c, '\t' | '\n' | '\r')).collect()

@@ -12,7 +12,7 @@ use crate::settle;
 use crate::snapshot::{Element, Need, Point};
 
 /// Maximum time until a frame notices the pointer. A page may keep the event from us, so the click follows anyway.
-const REACHED: Duration = Duration::from_secs(2);
+const REACH_WAIT: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 impl Act<'_> {
@@ -46,18 +46,18 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    /// Moves the pointer to an element of a frame with a process of its own until that process notices the pointer. The
-    /// browser knows the place of such a frame only some time after the frame has loaded; until then the document
-    /// around it gets the events.
+    /// Moves the pointer to an element whose frame has a separate process, until that process notices the pointer. The
+    /// browser knows the position of such a frame only some time after the frame has loaded. Until then, the document
+    /// around the frame gets the events.
     async fn reach(&mut self, element: &Element, point: Point) -> Result<(), cdp::CdpError> {
         if *element.frame.session == *self.page.session {
             return Ok(());
         }
-        let end = Instant::now() + REACHED.min(self.left());
+        let end = Instant::now() + REACH_WAIT.min(self.left());
         // A pointer that stays where it is causes no event.
         for shift in [0.0, 0.5].into_iter().cycle() {
             self.dispatch(vec![mouse("mouseMoved", Point { y: point.y + shift, ..point }, "none", 0)]).await?;
-            if self.reader.is_felt(&self.page, element).await || Instant::now() >= end {
+            if self.reader.has_felt_pointer(&self.page, element).await || Instant::now() >= end {
                 break;
             }
             sleep(LOOK_AGAIN).await;
@@ -101,11 +101,11 @@ impl Act<'_> {
     }
 }
 
-/// Returns whether a click on the element saves a file.
+/// Function that returns whether a click on the element saves a file.
 const SAVES: &str = "element => !!element.closest?.('a[download]')";
 
-/// Scrolls the innermost ancestor of the element, or of the element in the middle of the window, that can be scrolled
-/// in that direction.
+/// Function that scrolls the innermost ancestor that can be scrolled in that direction, starting from the element or
+/// from the element in the middle of the window.
 const SCROLL: &str = include_str!("../js/scroll.js");
 
 fn mouse(kind: &str, at: Point, button: &str, count: u32) -> Value {

@@ -1,4 +1,4 @@
-//! Tabs. One of them is shown, and requests apply to it.
+//! Tabs. Browser actions apply to the tab that is shown.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::page::{Page, failure};
 use crate::state::{BrowserState, MAX_TABS, SharedState};
 
 /// Timeout for creating or closing a tab.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TAB_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -24,24 +24,25 @@ struct Created {
 /// Creates a tab with a blank page, and shows it.
 pub(crate) async fn create(cdp: &Cdp, state: &SharedState) -> Result<Page, cdp::CdpError> {
     state.change(|state| state.creating = true);
-    let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Created>(PATIENCE).await;
-    let came = match made {
+    let created =
+        cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Created>(TAB_TIMEOUT).await;
+    let ready_tab = match created {
         Ok(Created { target_id }) => {
             let ready = |state: &BrowserState| {
                 let (&number, tab) = state.tabs.iter().find(|(_, tab)| *tab.target == *target_id)?;
                 let has_world = tab.frames.values().any(|frame| frame.world.is_some());
                 has_world.then(|| (number, tab.session.clone()))
             };
-            tokio::time::timeout(PATIENCE, state.wait(ready)).await.map_err(|_| cdp::CdpError::TimedOut)
+            tokio::time::timeout(TAB_TIMEOUT, state.wait(ready)).await.map_err(|_| cdp::CdpError::TimedOut)
         }
         Err(error) => Err(error),
     };
     state.change(|state| state.creating = false);
-    let (tab, session) = came?;
+    let (tab, session) = ready_tab?;
     state.change(|state| {
         state.shown = tab;
         let Some(ours) = state.tabs.get_mut(&tab) else { return };
-        (ours.is_popup, ours.is_news) = (false, false);
+        (ours.is_popup, ours.is_unreported) = (false, false);
     });
     Ok(Page { cdp: cdp.clone(), state: state.clone(), tab, session })
 }
@@ -83,7 +84,7 @@ impl Act<'_> {
         let target = state.borrow().tabs.get(&tab).map(|tab| tab.target.to_string());
         self.page.cdp.tell(None, "Target.closeTarget", json!({ "targetId": target }));
         let closed = state.wait(|state| (!state.tabs.contains_key(&tab)).then_some(()));
-        if tokio::time::timeout(PATIENCE, closed).await.is_err() {
+        if tokio::time::timeout(TAB_TIMEOUT, closed).await.is_err() {
             return Err(failure(BrowseFailure::NotReady, format!("tab `{tab}` does not close")));
         }
         if state.borrow().tabs.is_empty() {

@@ -1,8 +1,8 @@
-// Elements by selector, in the document and in shadow roots.
+// Finds elements by selector, in the document and in shadow roots.
 {
   const {Failure, number, calls} = sandpool;
 
-  // Every shadow root that we know below `top`, outermost first.
+  // Yields every known shadow root below `top`, outermost first.
   const roots = function* (top) {
     const queue = [top];
     for (let root; (root = queue.shift()); ) {
@@ -35,7 +35,7 @@
     return {count, number: first && number(first)};
   };
 
-  // Whether a text is to be seen, however its white space is laid out.
+  // Returns whether a text is visible. Differences in white space do not matter.
   calls.has = text => {
     const plain = text => text.replace(/\s+/g, ' ');
     const wanted = plain(text).trim();
@@ -46,7 +46,7 @@
     return false;
   };
 
-  // The number of an element that the driver holds by other means: the owner of a frame.
+  // Returns the number of an element that the driver has as a remote object, such as the owner of a frame.
   calls.number = element => number(element);
 
   calls.alive = number => void sandpool.node(number);

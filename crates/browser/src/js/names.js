@@ -1,4 +1,5 @@
-// What an element is and what it is called: Blink's own word where it gives it, else an approximation.
+// Determines the role, the name and the state of an element, from Blink's accessibility tree if it is available and
+// otherwise approximately.
 {
   const NAME = 200;
   const blink = 'computedRole' in Element.prototype;
@@ -6,7 +7,8 @@
   const squeezed = text => text.replace(/\s+/g, ' ').trim();
   const cut = (text, length) => (text.length > length ? text.slice(0, length - 1) + '…' : text);
 
-  // What a page says stands in quotes and cannot leave them, nor look like a ref. Characters that turn or hide text are spelt out.
+  // Makes text of the page harmless: it cannot end its quotes or look like a ref, and characters that reorder or hide text
+  // are escaped.
   const plain = text =>
     /^[ -Z\]-~]*$/.test(text) ? text : text
       .replace(/[\u00ad\u200b\u2060\ufeff]/g, '')
@@ -15,7 +17,7 @@
       .toWellFormed();
   const quoted = text => `"${plain(text.replace(/[\\"]/g, '\\$&'))}"`;
 
-  // Where Blink has no word that ARIA knows.
+  // Roles of elements for which Blink has no ARIA role.
   const TAGS = {IFRAME: 'iframe', FRAME: 'iframe', CANVAS: 'canvas', SUMMARY: 'summary', VIDEO: 'video', AUDIO: 'audio', EMBED: 'embed', OBJECT: 'embed'};
   const INPUTS = {checkbox: 'checkbox', radio: 'radio', button: 'button', submit: 'button', reset: 'button', image: 'button', number: 'spinbutton', range: 'slider', search: 'searchbox', file: 'file', color: 'color', date: 'date', time: 'time', month: 'month', week: 'week', 'datetime-local': 'datetime'};
   const GUESSED = {A: 'link', AREA: 'link', BUTTON: 'button', TEXTAREA: 'textbox', OPTION: 'option', IMG: 'image', UL: 'list', OL: 'list', LI: 'listitem', TABLE: 'table', TR: 'row', TD: 'cell', TH: 'columnheader', NAV: 'navigation', MAIN: 'main', HEADER: 'banner', FOOTER: 'contentinfo', ASIDE: 'complementary', ARTICLE: 'article', DIALOG: 'dialog', FIELDSET: 'group', DETAILS: 'group', FORM: 'form', OUTPUT: 'status', PROGRESS: 'progressbar', METER: 'meter', HR: 'separator', FIGURE: 'figure', H1: 'heading', H2: 'heading', H3: 'heading', H4: 'heading', H5: 'heading', H6: 'heading'};
@@ -28,7 +30,8 @@
     return GUESSED[element.tagName] ?? '';
   };
 
-  // Blink need not be asked about these, unless they are told to be something else or are part of something: they are most of a page.
+  // Roles of the most frequent elements, which save a query of Blink unless the element has a `role` or is part of an
+  // active element.
   const FIXED = {DIV: '', SPAN: '', P: '', B: '', I: '', STRONG: '', EM: '', BR: '', SLOT: '', LABEL: '', BODY: '', CODE: '', SMALL: '', TBODY: '', THEAD: '', BUTTON: 'button', H1: 'heading', H2: 'heading', H3: 'heading', H4: 'heading', MAIN: 'main', UL: 'list', OL: 'list', TEXTAREA: 'textbox'};
 
   const role = (element, part) => {
@@ -57,15 +60,16 @@
     return element.alt || (FROM_CONTENT.has(role) && element.textContent.trim()) || element.title || element.placeholder || '';
   };
   const labelled = element => element.hasAttribute('aria-label') || element.hasAttribute('aria-labelledby');
-  // These have a name only where one is given to them.
+  // Roles of elements that have a name only if the page gives them one explicitly.
   const NAMELESS = new Set(['', 'generic', 'alert', 'article', 'banner', 'complementary', 'contentinfo', 'definition', 'form', 'list', 'listitem', 'main', 'navigation', 'row', 'status']);
   const name = (element, role) => {
     if (NAMELESS.has(role) && !labelled(element) && !element.hasAttribute('title')) return '';
     return squeezed((blink ? element.computedName : guessedName(element, role)) || '');
   };
 
-  // What a field holds, unless it is a secret.
+  // Types of inputs whose value is not shown.
   const VALUELESS = new Set(['checkbox', 'radio', 'button', 'submit', 'reset', 'image', 'hidden']);
+  // Returns the value of a field. A password is masked.
   const value = (element, role) => {
     if (element.tagName === 'SELECT') return [...element.selectedOptions].map(option => option.label).join(', ');
     if (element.tagName === 'INPUT') {
@@ -104,7 +108,7 @@
     return said;
   };
 
-  // The choices of a closed list are part of its line: they cannot be clicked one by one.
+  // Returns the options of a closed list. They are part of its line because they cannot be clicked individually.
   const options = select => {
     let said = '';
     let count = 0;
@@ -118,7 +122,7 @@
   };
 
   const HERE = location.origin + '/';
-  // Where a link leads, as short as it can be said; an address has neither quotes nor spaces.
+  // Returns the address of a link in a short form, without quotes and spaces.
   const leads = element => {
     if (element.tagName !== 'A' && element.tagName !== 'AREA') return '';
     const href = element.href;

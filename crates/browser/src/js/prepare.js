@@ -3,12 +3,13 @@
     const field = element.localName === 'label' && element.control || element;
     if (field.matches(':disabled')) wrong('it is disabled');
     if (field.readOnly) wrong('it is read-only');
-    // The page may move the focus on to another field; but where it does not move at all, the text is not for what has it now.
     const active = () => {
         let active = document.activeElement;
         for (let root; (root = active && sandpool.root(active)) && root.activeElement; ) active = root.activeElement;
         return active;
     };
+    // The page may pass the focus on to another field, which then gets the text. If the focus does not move at all, the
+    // text would go to the wrong field.
     const focus = holder => {
         const before = active();
         holder.focus();

@@ -1,9 +1,9 @@
-// Whether an element can be acted on, and where. Waits for what may still come, up to the driver's bound.
+// Waits, up to the driver's time limit, until an element can be acted on, and determines the point to act at.
 {
   const {Failure, node, calls, parent, within} = sandpool;
   const frame = () =>
     new Promise(done => {
-      const late = setTimeout(done, 50); // a frame that is not painted has no animation frames
+      const late = setTimeout(done, 50); // A frame that is not painted has no animation frames.
       requestAnimationFrame(() => (clearTimeout(late), done()));
     });
 
@@ -23,7 +23,7 @@
     return false;
   };
 
-  // What a pointer hits there: the innermost element, through shadow roots.
+  // Returns the innermost element at a point, through shadow roots.
   const hit = (x, y) => {
     let found = document.elementFromPoint(x, y);
     for (let root, deeper; (root = found && sandpool.root(found)) && (deeper = root.elementFromPoint(x, y)) && deeper !== found; ) found = deeper;
@@ -37,7 +37,8 @@
     return getComputedStyle(element).pointerEvents === 'none' && within(element, found);
   };
 
-  // Points to try: the middle of what is to be seen of each of its boxes, then of the quarters of the first and its beginning.
+  // Returns the points to try: the middle of the visible part of each box, then points near the corners and the left edge
+  // of the first box.
   const points = element => {
     const boxes = [...element.getClientRects()].slice(0, 8).map(box => ({
       left: Math.max(box.left, 0),
@@ -52,7 +53,7 @@
     return [...middles, ...corners];
   };
 
-  // An area of a picture: a point of its shape.
+  // Returns a point inside an area of an image map.
   const inArea = (area, picture) => {
     const box = picture.getBoundingClientRect();
     const numbers = area.coords.split(',').map(parseFloat);
@@ -65,7 +66,7 @@
     return [{x: box.left + x * scale, y: box.top + y * scale}];
   };
 
-  // What is to be seen of an element that is not itself: the picture of an area, the label of a box that is drawn by other means.
+  // Returns the element that is visible in place of this one: the picture of an area, or the label of a hidden checkbox.
   const stand = element => {
     if (element.localName === 'area') return document.querySelector(`img[usemap="#${CSS.escape(element.parentElement?.name ?? '')}"]`);
     const box = element.getBoundingClientRect();
@@ -74,7 +75,7 @@
   };
   const visible = element => element.checkVisibility({visibilityProperty: true});
 
-  // Whether a click there is taken by something else to click on which is in the element, or in its label.
+  // Returns whether a click would go to another control inside the element or its label.
   const taken = (element, found) => {
     const inner = found.closest('a[href], button, input, select, textarea, summary');
     return !!inner && inner !== element && inner !== element.control && !within(element, inner);
@@ -82,7 +83,8 @@
 
   const same = (a, b) => a.x === b.x && a.y === b.y && a.width === b.width && a.height === b.height;
 
-  // Where to put what something else lies over: a bar at the top or the bottom of the window, or the edge of what it is scrolled in.
+  // Positions to which a covered element is scrolled, one after the other: the cover may be a bar at the top or the bottom
+  // of the window, or the edge of a scrolled container.
   const PLACES = ['center', 'end', 'start'];
 
   const look = async (element, need, moves) => {
@@ -95,11 +97,11 @@
     if (need === 'type' && element.readOnly) return {reason: 'it is read-only'};
     let box = seen.getBoundingClientRect();
     if (box.top < 0 || box.left < 0 || box.bottom > innerHeight || box.right > innerWidth) {
-      // Not after it was moved out from under something.
+      // An element that was scrolled away from a cover stays where it is.
       if (!moves.count) seen.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
       box = seen.getBoundingClientRect();
     }
-    // What is typed goes to where the focus is, wherever that moves.
+    // Typed text goes to the focused element, wherever that moves.
     if (need === 'type') return {point: {x: box.x, y: box.y, width: box.width, height: box.height}};
     await frame();
     const now = seen.getBoundingClientRect();
@@ -121,16 +123,17 @@
     return {point: {...place, width: now.width, height: now.height}, target};
   };
 
-  // Between the look and the click a page may put something else there. What reaches another element is then held back from the page.
+  // Between the check and the click, the page may put another element at the point. The guard keeps the events that reach
+  // another element from the page.
   let guard = null;
-  const GUARDED = 60000; // a page may be busy for long before it sees a click
+  const GUARDED = 60000; // A busy page may handle a click only after a long time.
   const HELD = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click', 'auxclick', 'dblclick', 'contextmenu'];
   const hold = event => {
     if (!guard || !event.isTrusted || performance.now() > guard.end) return;
-    if (event.type === 'click' && event.detail === 0) return; // by a key
+    if (event.type === 'click' && event.detail === 0) return; // A key caused the click.
     if (guard.missed === undefined && /down$/.test(event.type)) {
       const found = event.composedPath()[0];
-      const inside = sandpool.shown.get(found) && within(guard.element, found); // events do not tell what is in a closed root
+      const inside = sandpool.shown.get(found) && within(guard.element, found); // The path of an event does not contain nodes of a closed root.
       guard.missed = inside || reaches(guard.element, found) ? null : found;
     }
     if (!guard.missed) return;
@@ -139,24 +142,24 @@
   };
   for (const type of HELD) addEventListener(type, hold, {capture: true, passive: false});
 
-  // Whether the pointer has come to this document since the look.
+  // Records whether the pointer has come to this document since the element was found ready.
   addEventListener('pointermove', event => { if (guard && event.isTrusted) guard.felt = true; }, {capture: true, passive: true});
   calls.felt = () => !!guard?.felt;
 
-  // After the click: whether it reached what it was meant for.
+  // Checks, after the click, that it reached the element.
   calls.hit = () => {
     const missed = guard?.missed;
     guard = null;
     if (missed) throw new Failure('not_ready', `${describe(missed)} came in its place`);
   };
 
-  // `need`: 'click' (what a pointer needs), 'type' (what a keyboard needs), 'seen' (in view), 'any' (there).
+  // Waits until the element meets `need`, which is the word of a `Need` of the driver.
   let turn = 0;
   calls.ready = async (number, need, ms) => {
     const end = performance.now() + ms;
     const moves = {count: 0};
     guard = null;
-    const mine = ++turn; // one that nobody waits for any more gives way to the next
+    const mine = ++turn; // An abandoned call ends when the next one begins.
     while (mine === turn) {
       const element = node(number);
       const {reason, point, target} = await look(element, need, moves);
@@ -170,7 +173,7 @@
     throw new Failure('not_ready', 'something else was asked meanwhile');
   };
 
-  // A point of a frame as a point of the document that its element is in.
+  // Converts a point in a frame to a point in the document around the frame.
   calls.through = async (number, x, y, need) => {
     const element = node(number);
     const place = () => {

@@ -1,7 +1,8 @@
-// The first of the scripts that live in an isolated world of every frame: the page can neither see nor change anything here.
-// Numbers name nodes. They are given out by the driver, from one counter for all frames and tabs, and never twice.
+// This is the first of the scripts in the isolated world of every frame, which the page can neither see nor change. It
+// gives numbers to nodes. The driver reserves the numbers from one counter for all frames and tabs, so none is used twice.
 globalThis.sandpool = (() => {
-  // An expando of this world's own wrapper: it keeps the wrapper alive as long as its node, which a WeakMap alone would not.
+  // The number is a property of the isolated world's wrapper of a node. It keeps the wrapper alive as long as the node,
+  // which an entry in a WeakMap would not.
   const NUMBER = Symbol('number');
   const nodes = new Map();
   const gone = new FinalizationRegistry(number => nodes.delete(number));
@@ -25,7 +26,7 @@ globalThis.sandpool = (() => {
     return node[NUMBER];
   };
 
-  // A node of a document that has left its frame is connected for ever: so the frame is asked as well.
+  // A node stays connected to its document even after the frame has got another document, so the frame is checked too.
   const alive = node => node.isConnected && node.ownerDocument === document && document.defaultView === window;
 
   const node = number => {
@@ -35,7 +36,7 @@ globalThis.sandpool = (() => {
   };
 
   const calls = {};
-  // One call of the driver; the numbers from `first` to `last` are free.
+  // Handles one call of the driver, which has reserved the numbers from `first` up to `last` for it.
   const ask = async (first, last, name, ...args) => {
     [next, end] = [first, last];
     try {
@@ -47,14 +48,14 @@ globalThis.sandpool = (() => {
     }
   };
 
-  // The parent in the tree as it is laid out: through slots and shadow hosts.
+  // Returns the parent in the layout tree, through slots and shadow hosts.
   const parent = node => node.assignedSlot ?? (node.parentNode instanceof ShadowRoot ? node.parentNode.host : node.parentNode);
   const within = (node, ancestor) => {
     while (node && node !== ancestor) node = parent(node);
     return node === ancestor;
   };
 
-  // Closed shadow roots, as far as the driver has shown them to us; null when it found none.
+  // Closed shadow roots that the driver has passed in, by their host. The value is null if a host has none.
   const shown = new WeakMap();
   calls.show = root => void shown.set(root.host, root);
   const root = element => element.shadowRoot ?? shown.get(element);

@@ -1,18 +1,18 @@
-// The page as lines, in the order in which it is read. Goes on from where it stopped; never deeper in its own stack than a few calls,
-// however deep the page is, and never further than its budget of characters and time.
+// Reads the page as lines, in the order in which a user reads it, up to a budget of characters and time. A walk can continue
+// where an earlier one stopped. It uses its own stack instead of recursion, however deeply the page is nested.
 {
   const {Failure, number, node, alive, calls, parent, shown} = sandpool;
   const {blink, NAME, squeezed, cut, plain, quoted, role, name, labelled, states, leads, level, FROM_CONTENT} = sandpool;
 
-  const TEXT = 4000; // characters of one run of text
+  const TEXT = 4000; // Maximum number of characters of one run of text.
   const INDENT = 30;
   const CURSORS = 32;
   const SKIPPED = new Set(['SCRIPT', 'STYLE', 'NOSCRIPT', 'TEMPLATE', 'HEAD', 'TITLE', 'META', 'LINK', 'BASE', 'DATALIST', 'title', 'desc', 'defs', 'metadata', 'style', 'script']);
-  // Those without a line of their own: what is in them is read as if they were not there.
+  // Roles of elements that have no line. Their content is read as content of the element around them.
   const CLEAR = new Set(['', 'none', 'generic', 'presentation', 'paragraph', 'rowgroup', 'strong', 'emphasis', 'code', 'mark', 'time', 'subscript', 'superscript', 'insertion', 'deletion', 'caption', 'legend', 'suggestion']);
   const ACTIVE = new Set(['button', 'link', 'textbox', 'searchbox', 'checkbox', 'radio', 'combobox', 'listbox', 'option', 'menuitem', 'menuitemcheckbox', 'menuitemradio', 'slider', 'spinbutton', 'switch', 'tab', 'treeitem', 'scrollbar', 'iframe', 'canvas', 'summary', 'video', 'audio', 'embed', 'file', 'color', 'date', 'time', 'month', 'week', 'datetime']);
   const LEAVES = new Set(['IFRAME', 'FRAME', 'TEXTAREA', 'INPUT', 'CANVAS', 'VIDEO', 'AUDIO', 'OBJECT', 'EMBED', 'PROGRESS', 'METER', 'IMG']);
-  // What says the name of something else already.
+  // Returns whether the element is the label of another element, whose line shows the text already.
   const NAMING = element => {
     switch (element.tagName) {
       case 'LABEL': return !!element.control?.checkVisibility({visibilityProperty: true});
@@ -22,7 +22,7 @@
     return false;
   };
 
-  // A box that is drawn by other means: its label is what is clicked in its place.
+  // Types of inputs that pages hide and draw by other means. The label is clicked in place of such an input.
   const DRAWN = new Set(['checkbox', 'radio', 'file']);
   const drawn = element => {
     const control = element.tagName === 'LABEL' ? element.control : null;
@@ -48,14 +48,14 @@
       Object.assign(this, {budget, base, apart, begun});
       this.find = find?.toLowerCase();
       this.end = performance.now() + ms;
-      this.lines = []; // [depth, number or 0, text]
-      this.texts = []; // with `apart`: what is to be read
+      this.lines = []; // Each line is [depth, number or 0, text].
+      this.texts = []; // The text of the page, if `apart` is set.
       this.used = 0;
       this.stack = [];
-      this.pending = null; // the last line, to which a text may still be added
-      this.run = ''; // text that is still growing
+      this.pending = null; // The last line, to which a text may still be added.
+      this.run = ''; // The current run of text.
       this.runAt = null;
-      this.recent = []; // nodes of the last lines
+      this.recent = []; // The nodes of the last lines.
       this.stop = null;
       this.canvases = 0;
       this.seen = 0;
@@ -69,7 +69,7 @@
       }
     }
 
-    // The children as they are laid out.
+    // Returns the children in the layout tree.
     kids(element) {
       const owned = this.owned.size && element.hasAttribute('aria-owns') ? [...this.owned].filter(([, owner]) => owner === element).map(([child]) => child) : [];
       if (element.tagName === 'SLOT') {
@@ -91,13 +91,14 @@
       return node;
     }
 
-    // From a child on: what comes after it.
+    // Skips the children up to this one.
     static skip(kids, child) {
       if (kids.list) kids.i = kids.list.indexOf(child) + 1;
       else if (child.parentNode === kids.root) kids.at = child.nextSibling;
     }
 
-    // Enters an element: its line, if it has one (not again when the walk only comes back to it), and its children.
+    // Writes the line of an element, if it has one, and goes on with its children. With `silent`, the line was already
+    // written by an earlier walk.
     enter(element, silent) {
       const outer = this.stack.at(-1) ?? {depth: this.base, quiet: false, mute: false, pointer: false, line: null};
       const tag = element.tagName;
@@ -138,7 +139,7 @@
       this.stack.push(inner);
     }
 
-    // A custom element that shows something, in which there is nothing: the driver can look for a closed root.
+    // Stops at a custom element that is visible but seems empty, so that the driver can look for a closed shadow root.
     sealed(element) {
       if (element.shadowRoot || shown.has(element) || element.firstElementChild || element.textContent.trim()) return false;
       const box = element.getBoundingClientRect();
@@ -151,7 +152,7 @@
       return true;
     }
 
-    // Whether there is but a link or a button in it, which says the same.
+    // Returns whether the element contains only a link or a button, whose line shows the same name.
     static wraps(element) {
       const only = element.childElementCount === 1 ? element.firstElementChild : null;
       if (only?.tagName !== 'A' && only?.tagName !== 'BUTTON') return false;
@@ -163,7 +164,7 @@
       const content = FROM_CONTENT.has(kind) && !labelled(element);
       let called = content && !acts && Walk.wraps(element) ? '' : name(element, kind);
       if (called && content && element.firstChild) {
-        // The name is what is in it. One too long to be shown is left to be read inside; so is that of a row.
+        // The content is the name. If it is too long for a name, or belongs to a row, the content is read instead.
         if (called.length > NAME || kind === 'row') called = '';
         else inner.quiet = true;
       } else if (called && element.childNodes.length === 1 && element.firstChild.length <= 2 * NAME) {
@@ -189,7 +190,7 @@
       this.run += text;
     }
 
-    // The text so far is a whole.
+    // Ends the current run of text and writes it.
     flush() {
       if (!this.run) return;
       let text = this.apart ? this.run.replace(/[^\S\n]+/g, ' ').replace(/ *\n */g, '\n').trim() : squeezed(this.run);
@@ -222,7 +223,7 @@
       if (!this.stop) this.pending = line;
     }
 
-    // A line is finished: it is written if it fits, and if it is looked for.
+    // Writes the pending line if it fits into the budget and matches the search.
     commit() {
       const line = this.pending;
       this.pending = null;
@@ -234,7 +235,7 @@
       const cost = lines.reduce((sum, one) => sum + this.cost(one), 0);
       if (this.used + cost > this.budget) {
         if (this.used || this.begun) return void this.halt(line.node);
-        line.text = plain(line.text.slice(0, Math.max(this.budget - line.depth - 14, 0))); // the first line alone is too long
+        line.text = plain(line.text.slice(0, Math.max(this.budget - line.depth - 14, 0))); // The first line alone exceeds the budget.
       }
       for (const one of lines) {
         one.printed = true;
@@ -256,14 +257,15 @@
       this.stop ??= {cursor: keep(at, this.recent)};
     }
 
-    // How many of the lines around this place are written already.
+    // Returns how many of the lines around this position are already written.
     printed() {
       const up = new Set();
       for (const frame of this.stack) if (frame.line?.printed) up.add(frame.line);
       return up.size;
     }
 
-    // Back to a node, to go on with it, with what is 'inside' it, or 'after' it: the elements around it are entered anew, in silence.
+    // Returns to a node and continues at it, inside it or after it. The elements around it are entered again without
+    // writing their lines.
     resume(top, at, where, printed) {
       const path = [];
       for (let up = at; up && up !== document; up = this.owned.get(up) ?? parent(up)) {
@@ -275,7 +277,7 @@
       for (let i = 0; i + 1 < path.length; i++) {
         const depth = this.stack.length;
         this.enter(path[i], true);
-        if (this.stack.length === depth) return; // hidden meanwhile
+        if (this.stack.length === depth) return; // The element was hidden in the meantime.
         Walk.skip(this.stack.at(-1).kids, path[i + 1]);
       }
       const lines = [...new Set(this.stack.map(frame => frame.line).filter(Boolean))];
@@ -291,7 +293,7 @@
       if (!this.stop && (node.tagName === 'IFRAME' || node.tagName === 'FRAME') && this.pending?.node === node) this.frame(node);
     }
 
-    // The driver reads what is in a frame, and comes back to what follows.
+    // Stops at a frame. The driver reads its content, and continues after it.
     frame(element) {
       const line = this.pending;
       if (this.find === undefined) this.commit();
@@ -329,7 +331,7 @@
     }
   }
 
-  // A dialog that is open for itself alone leaves nothing else to be reached.
+  // Returns the last open modal dialog. Elements outside of it cannot be reached.
   const modal = () => [...document.querySelectorAll(':modal')].at(-1);
 
   calls.walk = ask => {

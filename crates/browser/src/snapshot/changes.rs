@@ -9,7 +9,7 @@ use super::read::OutlineLine;
 /// Maximum number of snapshots that are remembered, and the maximum length of each.
 const MAX_TAKEN: usize = 8;
 const MAX_CHARS: usize = 400_000;
-/// Allowance for content that the page may have added before what was read of it.
+/// Number of additional characters to read, for content that the page may have added before the known lines.
 const SLACK: u32 = 20_000;
 
 /// A snapshot that was taken.
@@ -19,7 +19,7 @@ pub(super) struct Taken {
     /// Isolated world of the main frame. If it differs, the page is another one.
     pub world: String,
     pub lines: Vec<OutlineLine>,
-    /// Whether the snapshot includes the end of the page.
+    /// True if the snapshot includes the end of the page.
     pub whole: bool,
 }
 
@@ -29,7 +29,7 @@ impl Taken {
     }
 }
 
-pub(super) fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
+pub(super) fn remember(all: &mut VecDeque<Taken>, taken: Taken) {
     if taken.chars() > MAX_CHARS {
         return;
     }
@@ -39,14 +39,14 @@ pub(super) fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
     all.push_back(taken);
 }
 
-/// Returns how much has to be read to find everything that an earlier snapshot showed.
+/// Returns how many characters have to be read to find everything that an earlier snapshot showed.
 pub(super) fn budget(base: &Taken) -> u32 {
     if base.whole { MAX_CHARS as u32 } else { 2 * base.chars() as u32 + SLACK }
 }
 
 /// Writes the changes into `snapshot`: new lines marked with `+`, below the lines that contain them, and the lines
 /// that are gone.
-pub(super) fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot) {
+pub(super) fn write(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot) {
     let mut known: HashMap<(u64, &str), usize> = HashMap::new();
     for line in &base.lines {
         *known.entry((line.number, &line.text)).or_default() += 1;

@@ -15,7 +15,7 @@ const TIME: Duration = Duration::from_secs(3);
 const MAX_OPENED: u32 = 20;
 /// Maximum number of positions to continue at that are remembered.
 const MAX_STOPPED: usize = 32;
-/// Maximum indentation of a line. Lines that come from a page are less deep.
+/// Maximum indentation of a line. The reader's script limits the depth of lines to less than that.
 const MAX_DEPTH: usize = 500;
 const MAX_BUDGET: u32 = 1_000_000;
 
@@ -76,7 +76,7 @@ struct ReadCursor {
     world: String,
     within: Option<u64>,
     cursor: Option<u64>,
-    /// Whether the node at the cursor was already read.
+    /// True if the node at the cursor was already read.
     after: bool,
     printed: u32,
     depth: usize,
@@ -90,10 +90,10 @@ impl ReadCursor {
     }
 }
 
-/// A snapshot that was cut: its position in each of the nested frames, the innermost last, and its number.
+/// A snapshot that was cut: its positions in the nested frames, the innermost last, and its number.
 #[derive(Debug, Clone)]
 pub(super) struct CutSnapshot {
-    places: Vec<ReadCursor>,
+    cursors: Vec<ReadCursor>,
     number: u64,
 }
 
@@ -131,18 +131,18 @@ impl Reader {
             }
         }
         let base = base.filter(|base| base.world == main.world);
-        let (mut places, earlier) = self.start(tab, ask, &main).await?;
-        self.read(tab, &mut reading, &mut places).await?;
+        let (mut cursors, earlier) = self.start(tab, ask, &main).await?;
+        self.read(tab, &mut reading, &mut cursors).await?;
 
         self.count += 1;
         let number = self.count;
-        let next = (!places.is_empty()).then(|| self.stop_at(CutSnapshot { places, number }));
+        let next = (!cursors.is_empty()).then(|| self.stop_at(CutSnapshot { cursors, number }));
         let mut lines = earlier;
         lines.extend(reading.lines.iter().cloned());
         let taken = Taken { number, world: main.world, lines, whole: next.is_none() };
         let mut snapshot = Snapshot { number, next, notes: reading.notes(), ..Snapshot::default() };
         match &base {
-            Some(base) => changes::tell(base, &taken, ask.max_chars as usize, &mut snapshot),
+            Some(base) => changes::write(base, &taken, ask.max_chars as usize, &mut snapshot),
             None => snapshot.elements = shown(&reading.lines),
         }
         if base.is_none() {
@@ -150,12 +150,12 @@ impl Reader {
         }
         // A snapshot of only a part of the page cannot serve as a base for comparison.
         if ask.find.is_none() && ask.within.is_none() && !ask.apart {
-            changes::keep(&mut self.taken, taken);
+            changes::remember(&mut self.taken, taken);
         }
         Ok(snapshot)
     }
 
-    /// Returns the position to start at, and the lines that came before it.
+    /// Returns the positions to start at, and the lines that came before them.
     async fn start(
         &mut self,
         tab: &impl TabAccess,
@@ -168,32 +168,32 @@ impl Reader {
                 return Err(error(BrowseFailure::Invalid, message.into()));
             };
             let earlier = self.taken.iter().find(|taken| taken.number == stopped.number);
-            return Ok((stopped.places.clone(), earlier.map(|taken| taken.lines.clone()).unwrap_or_default()));
+            return Ok((stopped.cursors.clone(), earlier.map(|taken| taken.lines.clone()).unwrap_or_default()));
         }
         if let Some(within) = &ask.within {
             let element = self.find(tab, within).await?;
-            let place = ReadCursor { within: Some(element.number), ..ReadCursor::top(&element.frame, 0) };
-            return Ok((vec![place], Vec::new()));
+            let at = ReadCursor { within: Some(element.number), ..ReadCursor::top(&element.frame, 0) };
+            return Ok((vec![at], Vec::new()));
         }
         Ok((vec![ReadCursor::top(main, 0)], Vec::new()))
     }
 
-    /// Walks until everything is read or the budget is used up. The remaining `places` are where to continue.
+    /// Walks until everything is read or the budget is used up. A later snapshot continues at the remaining `cursors`.
     async fn read(
         &mut self,
         tab: &impl TabAccess,
         reading: &mut Reading<'_>,
-        places: &mut Vec<ReadCursor>,
+        cursors: &mut Vec<ReadCursor>,
     ) -> Result<(), BrowseError> {
-        while let Some(place) = places.pop() {
+        while let Some(mut at) = cursors.pop() {
             let frames = tab.frames();
-            let Some(frame) = frames.iter().find(|frame| frame.world == place.world) else {
-                if places.is_empty() && reading.lines.is_empty() {
+            let Some(frame) = frames.iter().find(|frame| frame.world == at.world) else {
+                if cursors.is_empty() && reading.lines.is_empty() {
                     return Err(replaced());
                 }
                 continue;
             };
-            let part = match self.ask_frame::<WorldPart>(tab, frame, "walk", reading.walk(&place, places)).await {
+            let part = match self.ask_frame::<WorldPart>(tab, frame, "walk", reading.walk(&at, cursors)).await {
                 Ok(Some(part)) => part,
                 Ok(None) if tab.frames().contains(frame) => {
                     reading.note("a frame does not answer: what is in it is not shown");
@@ -203,18 +203,17 @@ impl Reader {
                 Err(WorldError::Gone) => return Err(replaced()),
                 Err(failure) => return Err(failure.of("the page")),
             };
-            let mut place = place;
-            let Some(stop) = reading.take(part, &mut place, places) else { continue };
-            places.push(ReadCursor {
+            let Some(stop) = reading.take(part, &mut at, cursors) else { continue };
+            cursors.push(ReadCursor {
                 cursor: Some(stop.cursor),
                 after: stop.frame.is_some(),
                 printed: stop.printed,
-                ..place
+                ..at
             });
             if let Some(number) = stop.frame {
                 match self.inside(tab, frame, number).await {
                     Some(inner) => {
-                        places.push(ReadCursor { context: stop.context, ..ReadCursor::top(&inner, stop.depth) })
+                        cursors.push(ReadCursor { context: stop.context, ..ReadCursor::top(&inner, stop.depth) })
                     }
                     None => reading.note(&format!("the frame `ref_{number}` cannot be read")),
                 }
@@ -289,27 +288,27 @@ impl<'a> Reading<'a> {
     }
 
     /// Returns the arguments of a walk.
-    fn walk(&self, place: &ReadCursor, around: &[ReadCursor]) -> Value {
-        let context = around.iter().chain([place]).flat_map(|place| &place.context).map(cost).sum();
+    fn walk(&self, at: &ReadCursor, around: &[ReadCursor]) -> Value {
+        let context = around.iter().chain([at]).flat_map(|at| &at.context).map(cost).sum();
         json!([{
             "budget": (self.budget - self.used).saturating_sub(context),
             "begun": !self.is_empty(),
             "ms": self.left().as_millis() as u64,
-            "base": place.depth,
+            "base": at.depth,
             "find": self.ask.find,
             "apart": self.ask.apart,
-            "within": place.within,
-            "cursor": place.cursor,
-            "after": place.after,
-            "printed": place.printed,
+            "within": at.within,
+            "cursor": at.cursor,
+            "after": at.after,
+            "printed": at.printed,
         }])
     }
 
     /// Adds the result of a walk, preceded by the lines around it that were held back until something was found.
-    fn take(&mut self, part: WorldPart, place: &mut ReadCursor, around: &mut [ReadCursor]) -> Option<Stop> {
+    fn take(&mut self, part: WorldPart, at: &mut ReadCursor, around: &mut [ReadCursor]) -> Option<Stop> {
         if !part.lines.is_empty() {
             for outer in 0..around.len() {
-                let inner = around.get_mut(outer + 1).unwrap_or(place);
+                let inner = around.get_mut(outer + 1).unwrap_or(at);
                 let context = std::mem::take(&mut inner.context);
                 if !context.is_empty() {
                     self.used += context.iter().map(cost).sum::<u32>();
@@ -348,7 +347,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The error if the page, or the position in it at which to continue, no longer exists.
+/// Returns the error of a snapshot whose page, or whose position in the page, no longer exists.
 fn replaced() -> BrowseError {
     error(BrowseFailure::Stale, "the page has changed meanwhile; take a new snapshot".into())
 }

@@ -1,4 +1,4 @@
-//! Bounds the answers of a browser before they are passed on. A page that has taken over the browser can send anything.
+//! Bounds the replies of a browser before they are passed on. A page that has taken over the browser can send anything.
 
 use proto::browser::{
     BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, Snapshot,
@@ -25,7 +25,7 @@ const LOG: usize = 1000;
 const REMOVED: usize = 500;
 const NOTES: usize = 50;
 
-/// Returns the same answer with bounded content. An answer that does not match the action becomes an error.
+/// Returns the reply with bounded content. A result that does not match the action becomes an error.
 pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserReply {
     let result = match browsed.result {
         Ok(result) => checked(ask, result),

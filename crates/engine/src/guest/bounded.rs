@@ -1,4 +1,4 @@
-//! One request to a guest from its sending to its end, which comes in time however the guest behaves.
+//! Sends one request to a guest and waits for its end, which comes in time however the guest behaves.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) struct BoundedCall<'a> {
 /// The end of a request.
 pub(crate) enum CallEnd<T> {
     Answered(T),
-    /// The message is too long: some characters are encoded as six.
+    /// The message is too long for a frame. JSON encodes some characters as six bytes.
     Unsendable(String),
     /// The guest stayed silent beyond all deadlines.
     Silent {
@@ -40,7 +40,7 @@ pub(crate) trait ReplySink {
     /// Takes a reply and returns the answer if it was the last one. An error ends the connection.
     fn take(&mut self, reply: GuestReply) -> Result<Option<Self::Answer>, &'static str>;
 
-    /// Returns when [`Self::flush`] has to be called, if it has to be.
+    /// Returns the time at which [`Self::flush`] has to be called, if it has to be called.
     fn flush_at(&self) -> Option<Instant> {
         None
     }
@@ -71,9 +71,8 @@ impl BoundedCall<'_> {
                     cancelled = true;
                     let sooner = until.deadline().min(Instant::now() + self.backstop);
                     until.as_mut().reset(sooner);
-                    let interrupter = pending.interrupter();
-                    // Not awaited here: a guest that floods and does not read must still be read.
-                    self.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });
+                    // A task sends it, because a guest that floods and does not read must still be read.
+                    self.inner.tasks.spawn(pending.interrupt());
                 }
                 () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => sink.flush(),
                 reply = pending.next() => match reply.map(|reply| sink.take(reply)) {

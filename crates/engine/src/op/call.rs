@@ -35,8 +35,8 @@ impl Tenant {
     }
 }
 
-/// Sends progress and output to the client while an operation runs; the only call from the engine upwards. The channel
-/// is bounded: a slow reader loses events but never delays a cell.
+/// Sends progress and output to the client while an operation runs. It is the only way in which the engine calls its
+/// caller. The channel is bounded: a slow reader loses events but never delays a cell.
 #[derive(Debug, Clone, Default)]
 pub struct EventSink(pub Option<tokio::sync::mpsc::Sender<Event>>);
 

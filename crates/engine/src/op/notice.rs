@@ -1,4 +1,4 @@
-//! What the engine reports without being asked: notices about contexts, and the steps of its start.
+//! The reports that the engine makes unasked: notices about contexts, and the steps of its start.
 
 use std::time::Duration;
 

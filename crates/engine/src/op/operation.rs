@@ -30,16 +30,16 @@ pub enum Op {
         run: String,
     },
     WriteFile {
-        place: FileOwner,
+        owner: FileOwner,
         path: String,
         content: Vec<u8>,
     },
     ReadFile {
-        place: FileOwner,
+        owner: FileOwner,
         path: String,
     },
     ListFiles {
-        place: FileOwner,
+        owner: FileOwner,
         path: String,
     },
     /// Reads the file behind a link if it belongs to the tenant, and returns at most `max_bytes` of it.
@@ -70,7 +70,7 @@ pub enum ContextSelector {
     New,
 }
 
-/// Selects a context, which is created as `make` describes if it does not exist.
+/// Selects a context. If it does not exist and `make` is set, it is created as `make` describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     pub which: ContextSelector,
@@ -114,7 +114,7 @@ impl NewContext {
     }
 }
 
-/// Named choice of processors and memory of a context.
+/// A named choice of processors and memory for a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Size {
@@ -155,7 +155,7 @@ pub struct RunCode {
     pub language: Option<Language>,
     pub code: String,
     pub timeout: Option<Duration>,
-    /// Environment variables for this run only.
+    /// Environment variables that only this run sees.
     pub env: Environment,
     pub network: Network,
     /// If true, the call returns at once with [`super::Outcome::Started`].

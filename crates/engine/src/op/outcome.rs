@@ -40,7 +40,7 @@ pub enum Outcome {
     File {
         path: String,
         content: Vec<u8>,
-        /// Size of the whole file. [`super::Op::ReadFile`] leaves `content` empty if the file is too large for an answer.
+        /// Size of the whole file. [`super::Op::ReadFile`] leaves `content` empty if it is too large for an answer.
         size: u64,
         key: String,
     },

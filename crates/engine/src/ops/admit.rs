@@ -15,10 +15,10 @@ use crate::context::ContextState;
 use crate::keyed::Turn;
 use crate::op::{Call, EngineError, Event};
 
-/// Time after which the caller is informed that it waits.
-const TELL_WAITING: Duration = Duration::from_secs(1);
+/// Time after which a call informs its client that it waits.
+const INFORM_AFTER: Duration = Duration::from_secs(1);
 
-/// The permits of one run. Dropping them gives them back.
+/// The permits of one run. Dropping this value gives them back.
 pub(super) struct Permits {
     _realm: OwnedSemaphorePermit,
     _tenant: Option<OwnedSemaphorePermit>,
@@ -32,46 +32,47 @@ impl Drop for Permits {
 }
 
 impl OpContext {
+    /// Waits for the turn of the context's kernels and for the permits of the run.
     pub(super) async fn admit(
         &self,
         call: &Call,
-        entered: &mut ResolvedContext,
+        resolved: &mut ResolvedContext,
     ) -> Result<(OwnedMutexGuard<ContextState>, Permits), EngineError> {
-        let turn = entered.context.turn.clone();
-        self.admit_to(call, entered, turn, "an earlier run in this context is not finished").await
+        let turn = resolved.context.turn.clone();
+        self.admit_to(call, resolved, turn, "an earlier run in this context is not finished").await
     }
 
-    /// Waits for the turn first and then for the permits, so a run that waits for an earlier one in its context takes
-    /// no permit from others.
+    /// Waits for `turn` first and then for the permits, so that a run that waits for an earlier one in its context
+    /// takes no permit from others.
     pub(super) async fn admit_to<T>(
         &self,
         call: &Call,
-        entered: &mut ResolvedContext,
+        resolved: &mut ResolvedContext,
         turn: Arc<tokio::sync::Mutex<T>>,
         why: &str,
     ) -> Result<(OwnedMutexGuard<T>, Permits), EngineError> {
-        let making = entered.making.take();
-        let context = &entered.context;
+        let creation_turn = resolved.creation_turn.take();
+        let context = &resolved.context;
         let mut turn = pin!(turn.lock_owned());
         // Polling the lock once puts this call into its queue. Only then may the next call enter the context.
-        let had = match poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await {
-            Poll::Ready(home) => Some(home),
+        let obtained = match poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await {
+            Poll::Ready(guard) => Some(guard),
             Poll::Pending => None,
         };
-        drop::<Option<Turn<()>>>(making);
-        let permits = had.is_some().then(|| self.try_permits()).flatten();
-        let had = match (had, permits) {
-            (Some(home), Some(permits)) => return Ok((home, permits)),
-            // A turn that was obtained is kept, because another run would go first otherwise.
-            (had, _) => had,
+        drop::<Option<Turn<()>>>(creation_turn);
+        let permits = obtained.is_some().then(|| self.try_permits()).flatten();
+        let obtained = match (obtained, permits) {
+            (Some(guard), Some(permits)) => return Ok((guard, permits)),
+            // The turn is not given up while the run waits for permits, because another run would go first otherwise.
+            (obtained, _) => obtained,
         };
         let _queued = self.enqueue()?;
         let over = (&context.gone, context.not_found());
-        let home = match had {
-            Some(home) => home,
+        let guard = match obtained {
+            Some(guard) => guard,
             None => self.wait(call, &over, why, turn).await?,
         };
-        Ok((home, self.permits(call, &over).await?))
+        Ok((guard, self.permits(call, &over).await?))
     }
 
     pub(super) fn enqueue(&self) -> Result<crate::tenancy::Queued, EngineError> {
@@ -85,10 +86,10 @@ impl OpContext {
             Some(runs) => Some(runs.clone().try_acquire_owned().ok()?),
             None => None,
         };
-        Some(self.had(realm, tenant))
+        Some(self.issue(realm, tenant))
     }
 
-    fn had(&self, realm: OwnedSemaphorePermit, tenant: Option<OwnedSemaphorePermit>) -> Permits {
+    fn issue(&self, realm: OwnedSemaphorePermit, tenant: Option<OwnedSemaphorePermit>) -> Permits {
         let running = self.inner.running.clone();
         running.fetch_add(1, Ordering::SeqCst);
         Permits { _realm: realm, _tenant: tenant, running }
@@ -107,7 +108,7 @@ impl OpContext {
                 Some(runs) => Some(runs.clone().acquire_owned().await),
                 None => None,
             };
-            Ok(self.had(realm?, tenant.transpose()?))
+            Ok(self.issue(realm?, tenant.transpose()?))
         };
         let why = format!("all {} sessions are busy", self.tenancy.config().runs_at_once);
         match self.wait(call, over, &why, tokio::time::timeout(queue_wait, acquiring)).await? {
@@ -117,8 +118,8 @@ impl OpContext {
         }
     }
 
-    /// Waits for `work` and informs the caller after a while. Gives up when the object of the wait (`over`), the call
-    /// or the engine ends.
+    /// Waits for `work`, and informs the client after a while. Gives up if the call is cancelled, if the engine closes,
+    /// or with the error of `over` if the token of `over` is cancelled.
     pub(super) async fn wait<T>(
         &self,
         call: &Call,
@@ -127,8 +128,8 @@ impl OpContext {
         work: impl Future<Output = T>,
     ) -> Result<T, EngineError> {
         let mut work = pin!(work);
-        let mut tell = pin!(tokio::time::sleep(TELL_WAITING));
-        let mut told = false;
+        let mut inform = pin!(tokio::time::sleep(INFORM_AFTER));
+        let mut has_informed = false;
         loop {
             tokio::select! {
                 biased;
@@ -136,8 +137,8 @@ impl OpContext {
                 () = call.cancel.cancelled() => return Err(EngineError::Cancelled),
                 () = self.inner.closing.cancelled() => return Err(EngineError::ShuttingDown),
                 done = &mut work => return Ok(done),
-                () = &mut tell, if !told => {
-                    told = true;
+                () = &mut inform, if !has_informed => {
+                    has_informed = true;
                     call.events.send(Event::Waiting { why: why.into() });
                 }
             }

@@ -8,36 +8,36 @@ use std::time::Duration;
 use super::run_code::{Run, RunInput};
 use super::{OpContext, ResolvedContext};
 use crate::background::Background;
-use crate::engine::caught;
+use crate::engine::catch_panic;
 use crate::op::{Call, EngineError, EventSink, Outcome, RunInfo};
 
-/// Maximum time that a call waits, because clients give up on a call after a minute.
+/// Maximum time that a call waits for the end of a run, because clients give up on a call after a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
 impl OpContext {
     pub(super) async fn start_background(
         &self,
         call: &Call,
-        entered: ResolvedContext,
+        resolved: ResolvedContext,
         run: Run,
     ) -> Result<Outcome, EngineError> {
         let cancel = self.inner.closing.child_token();
-        let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, RunInput::Command(_)));
+        let (context_id, is_command) = (resolved.context.id.clone(), matches!(run.work, RunInput::Command(_)));
         // The run outlives the call that starts it, so it has a separate hold. The hold is filled before the run is
         // registered, because nothing would remove a refused run.
-        let memory = call.memory.beside();
+        let memory = call.memory.sibling();
         memory.add(run.work.length())?;
         let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
         self.tenancy.tenant.background.add(background.clone())?;
         let call = Call { cancel, events: EventSink::default(), memory, ..call.clone() };
-        let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.news.is_new());
+        let (ops, context, created) = (self.clone(), resolved.context.context().clone(), resolved.new_notice.is_new());
         let record = background.clone();
         let mut work = Box::pin(async move {
-            let result = caught(world.run_here(&call, entered, run, Some(&record))).await;
+            let result = catch_panic(ops.run_here(&call, resolved, run, Some(&record))).await;
             record.finish(result, call.memory);
-            world.tenancy.tenant.background.trim();
+            ops.tenancy.tenant.background.trim();
         });
-        // Polled once here, so that the run takes its turn before the next request.
+        // The run is polled once here, so that it takes its turn before the next request.
         if poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await.is_pending() {
             self.inner.tasks.spawn(work);
         }
@@ -58,7 +58,7 @@ impl OpContext {
         let _ = self.unless_over(call, end).await?;
         let progress = run.progress(cursor, self.tenancy.config().text_budget);
         if progress.end.is_some() {
-            run.told();
+            run.mark_seen();
         }
         Ok(Outcome::Progress(progress))
     }
@@ -67,7 +67,7 @@ impl OpContext {
         let run = self.tenancy.tenant.background.find(self.tenancy.config().realm, run)?;
         let was_running = !run.has_ended();
         run.cancel.cancel();
-        run.told();
+        run.mark_seen();
         Ok(Outcome::Cancelled { run: run.id.clone(), was_running })
     }
 }

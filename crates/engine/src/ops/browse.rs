@@ -1,5 +1,5 @@
-//! Performs actions in the browser of a context. Actions in one browser run one after the other, but beside the code of
-//! the context and not after it, so that a page can be opened while code serves it.
+//! Performs actions in the browser of a context. Actions in one browser run one after the other, but at the same time
+//! as the code of the context, so that a page can be opened while code serves it.
 //!
 //! However an action goes, the next one finds a browser: a dead browser is started again, one that does not answer is
 //! given up, and the next result says what was lost.
@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::browser::{BrowseError, BrowseFailure, BrowserAction as Ask, BrowserReply as Answered, PageInfo};
+use proto::browser::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, PageInfo};
 use proto::{FromGuest, GuestFailure, ToGuest};
 use tokio::time::Instant;
 
@@ -20,11 +20,11 @@ use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome
 use crate::registry::{LiveSandbox, one_line};
 use crate::sandbox_egress::sentences;
 
-/// Time that the host allows beyond the timeout of the action. The guest allows less, so that it can report what
+/// Time that the host allows beyond the timeout of the action. The guest allows less, so that it can still report what
 /// happened.
 const BACKSTOP: Duration = Duration::from_secs(5);
 const MAX_UPLOADS: usize = 100;
-const FOR_MEMORY: &str = " (a process of the sandbox was killed for memory meanwhile)";
+const KILLED_FOR_MEMORY: &str = " (a process of the sandbox was killed for memory meanwhile)";
 const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]";
 
 impl OpContext {
@@ -36,11 +36,11 @@ impl OpContext {
             return Err(EngineError::OverLimit { what: "files_of_one_upload", limit: MAX_UPLOADS.to_string() });
         }
         target.make.iter_mut().for_each(|make| make.browser = true);
-        let entered = self.enter(call, target, None).await?;
-        let nobodys = entered.nobodys();
+        let resolved = self.resolve(call, target, None).await?;
+        let exclusive = resolved.exclusive();
         let result =
-            self.browse_in(call, entered, BrowseRequest { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
-        self.dismiss_if_nobodys(nobodys, result.is_err());
+            self.browse_in(call, resolved, BrowseRequest { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
+        self.dismiss_exclusive(exclusive, result.is_err());
         result.map(|browsed| Outcome::Browsed(Box::new(browsed)))
     }
 
@@ -61,14 +61,14 @@ impl OpContext {
         self.inner.provisioner()?.runtimes.browser.as_ref().ok_or_else(|| EngineError::NoBrowser(missing.into()))
     }
 
-    /// Starts the browser of a context that is going to need it. Only calls that use the browser wait for the start.
-    pub(super) fn expect_browsing(&self, context: &ContextLease) {
-        let (world, context) = (self.clone(), context.context().clone());
+    /// Starts the browser of a context before its first browser action. Only calls that use the browser wait for it.
+    pub(super) fn start_browser_early(&self, context: &ContextLease) {
+        let (ops, context) = (self.clone(), context.context().clone());
         self.inner.tasks.spawn(async move {
-            let _turn = context.browsing.lock().await;
+            let _turn = context.browser_turn.lock().await;
             let Some(sandbox) = context.live_sandbox().filter(|sandbox| !sandbox.browser_runs()) else { return };
-            let Ok(provisioner) = world.inner.provisioner() else { return };
-            let _hurry = provisioner.hurry();
+            let Ok(provisioner) = ops.inner.provisioner() else { return };
+            let _waiting = provisioner.caller_waits();
             let started = tokio::select! {
                 started = provisioner.start_browser(&sandbox) => started,
                 () = context.gone.cancelled() => return,
@@ -82,49 +82,49 @@ impl OpContext {
     async fn browse_in(
         &self,
         call: &Call,
-        mut entered: ResolvedContext,
-        asked: BrowseRequest,
+        mut resolved: ResolvedContext,
+        request: BrowseRequest,
     ) -> Result<Browsed, EngineError> {
-        let running = entered.context.run();
-        let turn = entered.context.browsing.clone();
+        let running = resolved.context.run();
+        let turn = resolved.context.browser_turn.clone();
         let why = "an earlier call in this browser is not finished";
-        let (mut browsing, permits) = self.admit_to(call, &mut entered, turn, why).await?;
-        let context = entered.context.context().clone();
-        let visit = BrowseAttempt { world: self, call, context: &context, asked: &asked };
-        let result = visit.make(&mut browsing).await;
+        let (mut browser, permits) = self.admit_to(call, &mut resolved, turn, why).await?;
+        let context = resolved.context.context().clone();
+        let attempt = BrowseAttempt { ops: self, call, context: &context, request: &request };
+        let result = attempt.run(&mut browser).await;
         context.used();
         drop((permits, running));
         let mut browsed = result?;
-        browsed.notice = browsing.notice.take();
-        browsed.created = entered.news.tell();
+        browsed.notice = browser.notice.take();
+        browsed.created = resolved.new_notice.report();
         browsed.context = context.info();
         Ok(browsed)
     }
 }
 
 struct BrowseRequest {
-    ask: Ask,
+    ask: BrowserAction,
     uploads: Vec<String>,
     timeout: Duration,
 }
 
 /// A browser action that has its turn.
 struct BrowseAttempt<'a> {
-    world: &'a OpContext,
+    ops: &'a OpContext,
     call: &'a Call,
     context: &'a Context,
-    asked: &'a BrowseRequest,
+    request: &'a BrowseRequest,
 }
 
 /// The reply to a browser action, or the reason why the guest refused it.
-type BrowseReply = Result<Box<Answered>, (GuestFailure, String)>;
+type BrowseAnswer = Result<Box<BrowserReply>, (GuestFailure, String)>;
 
 struct BrowseSink;
 
 impl ReplySink for BrowseSink {
-    type Answer = BrowseReply;
+    type Answer = BrowseAnswer;
 
-    fn take(&mut self, reply: GuestReply) -> Result<Option<BrowseReply>, &'static str> {
+    fn take(&mut self, reply: GuestReply) -> Result<Option<BrowseAnswer>, &'static str> {
         match reply {
             GuestReply::Message(FromGuest::Browsed { browsed }) => Ok(Some(Ok(browsed))),
             GuestReply::Message(FromGuest::Failed { failure, message }) => Ok(Some(Err((failure, one_line(&message))))),
@@ -134,16 +134,16 @@ impl ReplySink for BrowseSink {
 }
 
 impl BrowseAttempt<'_> {
-    async fn make(&self, browsing: &mut BrowserUse) -> Result<Browsed, EngineError> {
-        let sandbox = self.ready_browser(browsing).await?;
+    async fn run(&self, browser: &mut BrowserUse) -> Result<Browsed, EngineError> {
+        let sandbox = self.ready_browser(browser).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        browsing.used = true;
-        let BrowseRequest { ask, uploads, timeout } = self.asked;
+        browser.used = true;
+        let BrowseRequest { ask, uploads, timeout } = self.request;
         let after_ms = timeout.as_millis() as u64;
         let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms };
-        let (inner, guest) = (&self.world.inner, &sandbox.guest);
+        let (inner, guest) = (&self.ops.inner, &sandbox.guest);
         let bounded = BoundedCall { inner, call: self.call, guest, timeout: *timeout, backstop: BACKSTOP };
         let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual));
         let ending = bounded.run(&request, &mut BrowseSink).await;
@@ -153,84 +153,91 @@ impl BrowseAttempt<'_> {
         match &mut answered.result {
             Err(error) => explain(error, &denials, online),
             Ok(_) => {
-                if let Some(denial) = refused(&self.asked.ask, answered.page.as_ref(), &denials) {
+                if let Some(denial) = shown_denial(&self.request.ask, answered.page.as_ref(), &denials) {
                     let message = one_line(&denial.sentence);
                     answered.result = Err(BrowseError { why: BrowseFailure::Navigation, message });
                 }
             }
         }
-        let Answered { page, happened, result } = answered;
+        let BrowserReply { page, happened, result } = answered;
         let denied = sentences(&denials, more);
         let (context, created, notice) = (self.context.info(), false, None);
         Ok(Browsed { context, created, notice, page, happened, result, denied, duration })
     }
 
     /// Returns the context's sandbox with a running browser in it.
-    async fn ready_browser(&self, browsing: &mut BrowserUse) -> Result<Arc<LiveSandbox>, EngineError> {
-        let sandbox = self.world.sandbox_for_files(self.call, self.context).await?;
-        if let Some(old) = browsing.sandbox.replace(sandbox.clone())
+    async fn ready_browser(&self, browser: &mut BrowserUse) -> Result<Arc<LiveSandbox>, EngineError> {
+        let sandbox = self.ops.sandbox_for_files(self.call, self.context).await?;
+        if let Some(old) = browser.sandbox.replace(sandbox.clone())
             && !Arc::ptr_eq(&old, &sandbox)
         {
             let why = old.guest.why_lost().0;
-            browsing.notice = Some(format!("[the sandbox was lost ({why}): files, pages and logins are gone]"));
-            browsing.used = false;
+            browser.notice = Some(format!("[the sandbox was lost ({why}): files, pages and logins are gone]"));
+            browser.used = false;
         }
         if sandbox.browser_runs() {
             return Ok(sandbox);
         }
-        if browsing.used {
+        if browser.used {
             // A death that was reported when it happened is not reported to the journal again.
-            if sandbox.browser_is_over() {
-                self.died("it ended between two calls");
+            if sandbox.mark_browser_over() {
+                self.report_death("it ended between two calls");
             }
-            browsing.notice.get_or_insert_with(|| RESTARTED.into());
+            browser.notice.get_or_insert_with(|| RESTARTED.into());
         }
         // If this call gives up on the start, the next call replaces that browser.
-        let provisioner = self.world.inner.provisioner()?;
-        let _hurry = provisioner.hurry();
+        let provisioner = self.ops.inner.provisioner()?;
+        let _waiting = provisioner.caller_waits();
         let starting = provisioner.start_browser(&sandbox);
-        self.world.unless_over(self.call, starting).await?.map_err(|failure| {
+        self.ops.unless_over(self.call, starting).await?.map_err(|failure| {
             tracing::warn!(context = self.context.id, why = failure.log, "no browser");
             EngineError::NoBrowser(failure.public)
         })?;
         Ok(sandbox)
     }
 
-    /// Decides what the end means for the browser.
-    async fn conclude(&self, ending: CallEnd<BrowseReply>, sandbox: &LiveSandbox) -> Result<Answered, EngineError> {
+    /// Turns the end of the guest's call into a reply, and gives the browser up if it is gone or does not answer.
+    async fn conclude(
+        &self,
+        ending: CallEnd<BrowseAnswer>,
+        sandbox: &LiveSandbox,
+    ) -> Result<BrowserReply, EngineError> {
         let failed = |why, message: String| {
-            Ok(Answered { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
+            Ok(BrowserReply { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
         };
         match ending {
             CallEnd::Answered(Ok(answered)) => {
-                let mut answered = bounded(&self.asked.ask, *answered);
+                let mut answered = bounded(&self.request.ask, *answered);
                 match &mut answered.result {
                     Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
-                        let message = self.gone(sandbox, message).await;
+                        let message = self.give_up_browser(sandbox, message).await;
                         return failed(BrowseFailure::NoBrowser, message);
                     }
-                    Err(BrowseError { why: BrowseFailure::Crashed, message }) if sandbox.browser_outgrew().await => {
-                        message.push_str(FOR_MEMORY);
+                    Err(BrowseError { why: BrowseFailure::Crashed, message })
+                        if sandbox.browser_was_oom_killed().await =>
+                    {
+                        message.push_str(KILLED_FOR_MEMORY);
                     }
                     _ => {}
                 }
                 Ok(answered)
             }
             CallEnd::Answered(Err((GuestFailure::Browser, why))) => {
-                let message = self.gone(sandbox, &why).await;
+                let message = self.give_up_browser(sandbox, &why).await;
                 failed(BrowseFailure::NoBrowser, message)
             }
             CallEnd::Answered(Err((failure, message))) => {
-                let limit = self.world.inner.config.max_file_bytes;
-                let paths = self.asked.uploads.join(", ");
+                let limit = self.ops.inner.config.max_file_bytes;
+                let paths = self.request.uploads.join(", ");
                 Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, sandbox))
             }
             CallEnd::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
             CallEnd::Silent { cancelled } => {
-                let timeout = self.asked.timeout;
+                let timeout = self.request.timeout;
                 let why = if cancelled { "was cancelled" } else { "took too long" };
-                let message =
-                    self.gone(sandbox, &format!("the call {why} and it did not answer within {timeout:?}")).await;
+                let message = self
+                    .give_up_browser(sandbox, &format!("the call {why} and it did not answer within {timeout:?}"))
+                    .await;
                 failed(if cancelled { BrowseFailure::Cancelled } else { BrowseFailure::TimedOut }, message)
             }
             CallEnd::Lost(why) => {
@@ -240,23 +247,23 @@ impl BrowseAttempt<'_> {
         }
     }
 
-    /// Gives the browser up, and returns a message with the reason as far as it is known.
-    async fn gone(&self, sandbox: &LiveSandbox, why: &str) -> String {
-        let outgrew = sandbox.browser_outgrew().await;
-        let why = format!("{why}{}", if outgrew { FOR_MEMORY } else { "" });
-        sandbox.browser_is_over();
-        self.died(&why);
+    /// Gives the browser up, and returns a message that contains the reason.
+    async fn give_up_browser(&self, sandbox: &LiveSandbox, why: &str) -> String {
+        let was_oom_killed = sandbox.browser_was_oom_killed().await;
+        let why = format!("{why}{}", if was_oom_killed { KILLED_FOR_MEMORY } else { "" });
+        sandbox.mark_browser_over();
+        self.report_death(&why);
         format!("the browser is gone: {why}; the next call starts another")
     }
 
-    fn died(&self, why: &str) {
-        let OpContext { inner, tenancy } = self.world;
+    fn report_death(&self, why: &str) {
+        let OpContext { inner, tenancy } = self.ops;
         inner.notify_with(tenancy, &self.context.id, NoticeKind::BrowserDied, why);
     }
 }
 
-/// Errors of a browser whose proxy does not let it through. They do not contain the reason.
-const NOT_LET_OUT: [&str; 4] =
+/// Errors of a browser whose proxy denied the request. They do not contain the reason.
+const PROXY_ERRORS: [&str; 4] =
     ["ERR_TUNNEL_CONNECTION_FAILED", "ERR_PROXY_CONNECTION_FAILED", "ERR_SOCKS_CONNECTION", "ERR_EMPTY_RESPONSE"];
 /// Errors of a browser without any network.
 const NO_NETWORK: [&str; 6] = [
@@ -268,27 +275,34 @@ const NO_NETWORK: [&str; 6] = [
     "ERR_CONNECTION_FAILED",
 ];
 
-/// Returns the denial that a page shows. Over plain HTTP the browser takes a denial for the page's own response, which
-/// is not the requested page.
-fn refused<'a>(ask: &Ask, shown: Option<&PageInfo>, denials: &'a [egress::Denial]) -> Option<&'a egress::Denial> {
-    let opens = matches!(ask, Ask::Open { .. } | Ask::Back | Ask::Forward | Ask::Reload);
+/// Returns the denial that the browser shows in place of the page. Over plain HTTP, the browser takes the proxy's
+/// denial for the response of the host.
+fn shown_denial<'a>(
+    ask: &BrowserAction,
+    shown: Option<&PageInfo>,
+    denials: &'a [egress::Denial],
+) -> Option<&'a egress::Denial> {
+    let opens = matches!(
+        ask,
+        BrowserAction::Open { .. } | BrowserAction::Back | BrowserAction::Forward | BrowserAction::Reload
+    );
     let url = &shown.filter(|_| opens)?.url;
-    let asked = format!("GET {}", url.split(['?', '#']).next().unwrap_or(url));
+    let requested = format!("GET {}", url.split(['?', '#']).next().unwrap_or(url));
     denials.iter().find(|denial| match denial.what.strip_suffix("...") {
-        Some(beginning) => asked.starts_with(beginning),
-        None => denial.what == asked,
+        Some(beginning) => requested.starts_with(beginning),
+        None => denial.what == requested,
     })
 }
 
-/// Adds the reason why a page could not be opened if the browser does not know it.
+/// Adds the reason why a page could not be opened if only the host knows it.
 fn explain(error: &mut BrowseError, denials: &[egress::Denial], online: bool) {
     if error.why != BrowseFailure::Navigation {
         return;
     }
-    let says = |any: &[&str]| any.iter().any(|name| error.message.contains(name));
+    let contains_any = |names: &[&str]| names.iter().any(|name| error.message.contains(name));
     let why = match denials.last() {
-        Some(denial) if says(&NOT_LET_OUT) => one_line(&denial.sentence),
-        None if !online && says(&NO_NETWORK) => format!("network access is off: {NETWORK_OFF}"),
+        Some(denial) if contains_any(&PROXY_ERRORS) => one_line(&denial.sentence),
+        None if !online && contains_any(&NO_NETWORK) => format!("network access is off: {NETWORK_OFF}"),
         _ => return,
     };
     error.message = format!("{why} ({})", error.message);
@@ -321,13 +335,13 @@ mod tests {
     fn a_denial_that_is_shown_as_a_page_is_not_the_page() {
         let denial = |what: &str| egress::Denial { what: what.into(), rule: String::new(), sentence: String::new() };
         let denials = [denial("GET http://evil.test/a"), denial("GET http://evil.test/long...")];
-        let is_refused = |ask: &Ask, url: &str| {
+        let is_refused = |ask: &BrowserAction, url: &str| {
             let page = PageInfo { url: url.into(), title: String::new(), tab: 1, tabs: 1 };
-            refused(ask, Some(&page), &denials).is_some()
+            shown_denial(ask, Some(&page), &denials).is_some()
         };
-        let open = Ask::Open { url: String::new() };
+        let open = BrowserAction::Open { url: String::new() };
         assert!(is_refused(&open, "http://evil.test/a?b#c") && is_refused(&open, "http://evil.test/longer"));
         assert!(!is_refused(&open, "http://evil.test/ab") && !is_refused(&open, "http://good.test/a"));
-        assert!(!is_refused(&Ask::Log { max_lines: 1 }, "http://evil.test/a"), "it opens nothing");
+        assert!(!is_refused(&BrowserAction::Log { max_lines: 1 }, "http://evil.test/a"), "it opens nothing");
     }
 }

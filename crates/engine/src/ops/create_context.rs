@@ -1,5 +1,5 @@
-//! Creates a context. A ready sandbox is used if one fits. At a limit an idle context is evicted where the realm allows
-//! it.
+//! Creates a context. It gets a ready sandbox if one fits. At a limit, an idle context is evicted where the realm
+//! allows it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::ops::stop_context;
 use crate::stock::SandboxKind;
 use crate::tenancy::{Full, Reservation};
 
-/// Limits that only keep unreasonable values out of the tables; dialects have stricter rules.
+/// Maximum number of bytes of a name or an id. Like `MAX_DESCRIPTION`, it only keeps unreasonable values out of the
+/// tables; dialects have stricter rules.
 const MAX_NAME: usize = 1024;
 const MAX_DESCRIPTION: usize = 64 << 10;
 
@@ -21,20 +22,20 @@ impl OpContext {
     pub(super) async fn create_context(&self, call: &Call, new: NewContext) -> Result<Outcome, EngineError> {
         // If a context may run any language, its first run decides which kernel is needed.
         let wanted = Some(new.language).filter(|_| self.tenancy.config().one_language);
-        // One at a time: of two calls that replace the same context, the second replaces the context of the first.
+        // Calls take turns: of two that replace the same context, the second replaces the context of the first.
         let name = match (&call.connection, &new.id) {
             (Some(connection), _) if new.replace => Some(format!("current {connection}")),
             (_, id) => id.as_ref().map(|id| format!("id {id}")),
         };
-        let making = match name {
-            Some(name) => Some(self.unless_over(call, self.tenancy.making.turn(&name)).await?),
+        let creation_turn = match name {
+            Some(name) => Some(self.unless_over(call, self.tenancy.creation_turns.turn(&name)).await?),
             None => None,
         };
         let browser = new.browser && self.browser_command().is_ok();
         let (context, replaced) = self.create(call, new, wanted).await?;
-        drop(making);
+        drop(creation_turn);
         if browser {
-            self.expect_browsing(&context);
+            self.start_browser_early(&context);
         }
         let context = context.info();
         Ok(match replaced {
@@ -50,20 +51,20 @@ impl OpContext {
         new: NewContext,
         wanted: Option<Language>,
     ) -> Result<(ContextLease, Option<String>), EngineError> {
-        self.runs(new.language)?;
-        let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.tenancy.made_by(c));
+        self.check_language(new.language)?;
+        let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.tenancy.created_by(c));
         let browser = new.browser;
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let home = self.settle(SandboxKind { size: plan.size, language: plan.language, browser }, wanted).await?;
-        let Some(sandbox) = home.sandbox.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
+        let state = self.provision(SandboxKind { size: plan.size, language: plan.language, browser }, wanted).await?;
+        let Some(sandbox) = state.sandbox.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // No client would learn its id.
             let _ = sandbox.destroy("the call that made it was cancelled").await;
             return Err(EngineError::Cancelled);
         }
         let taken = EngineError::CreateFailed(format!("there is a context `{}` already", plan.id));
-        let context = Context::new(plan, home, sandbox.isolation().clone());
+        let context = Context::new(plan, state, sandbox.isolation().clone());
         let Some((context, removed)) = reservation.fill(context, old.as_ref()) else {
             let _ = sandbox.destroy("its id is taken").await;
             return Err(taken);
@@ -102,13 +103,13 @@ impl OpContext {
                 Ok(reservation) => return Ok(reservation),
                 Err(Full::Evict(removed)) => {
                     tracing::info!(context = removed.context.id, "an idle context makes room for another");
-                    self.inner.taken_out(&self.tenancy, &removed, NoticeKind::Evicted);
+                    self.inner.context_removed(&self.tenancy, &removed, NoticeKind::Evicted);
                     removed
                 }
-                Err(Full::For(error)) => {
+                Err(Full::Refused(error)) => {
                     // Stopping the old context before its successor exists is better than failing.
-                    let removed = old.and_then(|old| self.tenancy.take_out(old)).ok_or(error)?;
-                    self.inner.taken_out(&self.tenancy, &removed, NoticeKind::Stopped);
+                    let removed = old.and_then(|old| self.tenancy.remove_exact(old)).ok_or(error)?;
+                    self.inner.context_removed(&self.tenancy, &removed, NoticeKind::Stopped);
                     removed
                 }
             };

@@ -1,4 +1,4 @@
-//! Locates the files of an operation: in the sandbox of a context or in that of a conversation.
+//! Gives file operations access to the files of a context or a conversation.
 
 use std::sync::Arc;
 
@@ -10,44 +10,45 @@ use crate::context::ContextLease;
 use crate::op::{Call, EngineError, FileOwner};
 use crate::registry::LiveSandbox;
 
-/// Access to files, held as long as an operation works with them.
+/// Access to the files of one owner, until it is dropped.
 pub(super) struct FileAccess {
     pub(super) sandbox: Arc<LiveSandbox>,
     pub(super) root: Root,
     /// Key of links to the files.
     pub(super) key: String,
-    _hold: FileLease,
+    _lease: FileLease,
 }
 
-/// Keeps the context or the conversation's turn until the work is done. Its content is never read.
+/// Keeps the context in use, or the conversation's turn taken, until the operation is done.
 enum FileLease {
-    Context { _in_use: ContextLease },
+    Context { _lease: ContextLease },
     Conversation { _turn: Box<Conversation> },
 }
 
 impl OpContext {
-    pub(super) async fn site(&self, call: &Call, holder: FileOwner) -> Result<FileAccess, EngineError> {
-        match holder {
+    pub(super) async fn file_access(&self, call: &Call, owner: FileOwner) -> Result<FileAccess, EngineError> {
+        match owner {
             FileOwner::Context(target) => {
-                let ResolvedContext { context, mut news, .. } = self.enter(call, target, None).await?;
+                let ResolvedContext { context, mut new_notice, .. } = self.resolve(call, target, None).await?;
                 let sandbox = self.sandbox_for_files(call, &context).await?;
-                news.tell();
+                new_notice.report();
                 let key = context.keys.files.clone();
-                Ok(FileAccess { sandbox, root: Root::Workspace, key, _hold: FileLease::Context { _in_use: context } })
+                Ok(FileAccess { sandbox, root: Root::Workspace, key, _lease: FileLease::Context { _lease: context } })
             }
-            FileOwner::Conversation(conversation) => {
-                let mut turn = Box::new(self.converse(call, &conversation).await?);
-                let Conversation { key, shape, turn: held } = &mut *turn;
-                let sandbox = self.inner.sandbox_for_data(held, shape).await.map_err(no_sandbox)?;
+            FileOwner::Conversation(id) => {
+                let mut conversation = Box::new(self.open_conversation(call, &id).await?);
+                let Conversation { key, shape, turn } = &mut *conversation;
+                let sandbox = self.inner.sandbox_for_data(turn, shape).await.map_err(no_sandbox)?;
                 let key = key.clone();
-                Ok(FileAccess { sandbox, root: Root::Data, key, _hold: FileLease::Conversation { _turn: turn } })
+                let _lease = FileLease::Conversation { _turn: conversation };
+                Ok(FileAccess { sandbox, root: Root::Data, key, _lease })
             }
         }
     }
 
     /// Checks that the context exists, so that a missing one is reported before any other error.
-    pub(super) fn exists(&self, call: &Call, holder: &FileOwner) -> Result<(), EngineError> {
-        match holder {
+    pub(super) fn check_exists(&self, call: &Call, owner: &FileOwner) -> Result<(), EngineError> {
+        match owner {
             FileOwner::Context(target) if target.make.is_none() => {
                 self.tenancy.find(&target.which, call.connection.as_deref()).map(drop)
             }

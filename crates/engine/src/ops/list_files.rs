@@ -8,30 +8,25 @@ use crate::registry::LiveSandbox;
 
 /// Maximum size of all paths of one listing together.
 const MAX_PATHS: usize = 4 << 20;
-/// Maximum number of files listed for a conversation after a call, and of recent files.
+/// Maximum number of recent files, and of the files of a conversation that the answer to a call lists.
 pub(super) const NEWEST: u32 = 100;
-/// Maximum number of contexts that are asked for recent files.
+/// Maximum number of contexts in which recent files are searched.
 const CONTEXTS: usize = 20;
 
 impl OpContext {
-    pub(super) async fn list_files(
-        &self,
-        call: &Call,
-        holder: FileOwner,
-        path: String,
-    ) -> Result<Outcome, EngineError> {
+    pub(super) async fn list_files(&self, call: &Call, owner: FileOwner, path: String) -> Result<Outcome, EngineError> {
         let (limit, max_entries) = (self.inner.config.max_file_bytes, self.inner.config.max_files_listed);
         check_path(&path)?;
-        let site = self.site(call, holder).await?;
+        let access = self.file_access(call, owner).await?;
         let listing = async move {
-            let wanted = ListRequest { root: site.root, path: &path, max_entries, order: ListOrder::Path };
-            let (entries, total) = list(&site.sandbox, wanted, limit).await?;
-            Ok(Outcome::Files(FileListing { entries, total, key: site.key.clone() }))
+            let wanted = ListRequest { root: access.root, path: &path, max_entries, order: ListOrder::Path };
+            let (entries, total) = list(&access.sandbox, wanted, limit).await?;
+            Ok(Outcome::Files(FileListing { entries, total, key: access.key.clone() }))
         };
         unless_cancelled(call, listing, &self.inner).await
     }
 
-    /// Lists recent files of sandboxes that exist. A sandbox that does not answer contributes none.
+    /// Lists the newest files of the contexts that have a sandbox. A sandbox that does not answer contributes none.
     pub(super) async fn recent_files(&self) -> Outcome {
         let limit = self.inner.config.max_file_bytes;
         let mut asking = tokio::task::JoinSet::new();

@@ -9,20 +9,20 @@ use crate::op::{Call, EngineError, FileOwner, Outcome};
 use crate::registry::LiveSandbox;
 
 impl OpContext {
-    pub(super) async fn read_file(&self, call: &Call, holder: FileOwner, path: String) -> Result<Outcome, EngineError> {
+    pub(super) async fn read_file(&self, call: &Call, owner: FileOwner, path: String) -> Result<Outcome, EngineError> {
         let (limit, max_link) = (self.inner.config.max_file_bytes, self.inner.config.max_link_bytes);
         check_path(&path)?;
-        let site = self.site(call, holder).await?;
+        let access = self.file_access(call, owner).await?;
         let memory = call.memory.clone();
         let reading = async move {
             let range = Range { offset: 0, length: limit, max_size: limit };
-            let key = site.key.clone();
-            match read(&site.sandbox, site.root, &path, range, &memory).await {
+            let key = access.key.clone();
+            match read(&access.sandbox, access.root, &path, range, &memory).await {
                 Ok((_, content)) => Ok(Outcome::File { path, size: content.len() as u64, content, key }),
                 // The file is too large for an answer, but a link can serve it.
                 Err(EngineError::FileTooLarge { .. }) => {
                     let range = Range { offset: 0, length: 0, max_size: max_link };
-                    let (identity, content) = read(&site.sandbox, site.root, &path, range, &memory).await?;
+                    let (identity, content) = read(&access.sandbox, access.root, &path, range, &memory).await?;
                     Ok(Outcome::File { path, size: identity.size, content, key })
                 }
                 Err(error) => Err(error),

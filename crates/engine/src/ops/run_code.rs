@@ -22,10 +22,10 @@ use crate::registry::{LiveSandbox, SandboxFailure};
 
 const SIGKILL: i32 = 9;
 
-/// A run shorter than this does not cause its own query for memory kills.
+/// Runs shorter than this share their queries for memory kills.
 const BRIEF: Duration = Duration::from_millis(20);
-/// Short runs within this time share one query for memory kills.
-const SETTLE_AFTER: Duration = Duration::from_secs(1);
+/// Time during which short runs share one query for memory kills.
+const OOM_QUERY_DELAY: Duration = Duration::from_secs(1);
 
 /// Code or a command to run in a context, with the conditions of the run.
 pub(super) struct Run {
@@ -44,18 +44,18 @@ pub(super) enum RunInput {
 impl OpContext {
     pub(super) async fn run_code(&self, call: &Call, run: RunCode) -> Result<Outcome, EngineError> {
         let RunCode { target, language, code, timeout, env, network, background } = run;
-        self.check_wishes(&env, network)?;
+        self.check_env_and_network(&env, network)?;
         // An existing context has its own language. A context that is created for this run gets the one that the run
         // names.
         let wanted = language.or_else(|| target.make.as_ref().map(|make| make.language));
-        let entered = self.enter(call, target, wanted).await?;
-        self.same_language(&entered, language)?;
+        let resolved = self.resolve(call, target, wanted).await?;
+        self.same_language(&resolved, language)?;
         let run = Run { work: RunInput::Code { code, language }, env, timeout, network, background };
-        self.start(call, entered, run).await
+        self.start(call, resolved, run).await
     }
 
-    pub(super) fn same_language(&self, entered: &ResolvedContext, asked: Option<Language>) -> Result<(), EngineError> {
-        let context = &entered.context;
+    pub(super) fn same_language(&self, resolved: &ResolvedContext, asked: Option<Language>) -> Result<(), EngineError> {
+        let context = &resolved.context;
         match asked {
             Some(asked) if asked != context.language && self.tenancy.config().one_language => {
                 Err(EngineError::OtherLanguage { context: context.id.clone(), is: context.language, asked })
@@ -65,56 +65,56 @@ impl OpContext {
     }
 
     /// Runs the code or command, or starts it in the background.
-    pub(super) async fn start(&self, call: &Call, entered: ResolvedContext, run: Run) -> Result<Outcome, EngineError> {
-        let nobodys = entered.nobodys();
+    pub(super) async fn start(&self, call: &Call, resolved: ResolvedContext, run: Run) -> Result<Outcome, EngineError> {
+        let exclusive = resolved.exclusive();
         let result = match run.background {
-            true => self.start_background(call, entered, run).await,
-            false => self.run_here(call, entered, run, None).await.map(Outcome::Ran),
+            true => self.start_background(call, resolved, run).await,
+            false => self.run_here(call, resolved, run, None).await.map(Outcome::Ran),
         };
-        self.dismiss_if_nobodys(nobodys, result.is_err());
+        self.dismiss_exclusive(exclusive, result.is_err());
         result
     }
 
     pub(super) async fn run_here(
         &self,
         call: &Call,
-        mut entered: ResolvedContext,
+        mut resolved: ResolvedContext,
         run: Run,
         record: Option<&Background>,
     ) -> Result<Box<Ran>, EngineError> {
-        if let Some(refused) = self.too_long(run.work.length(), entered.context.info()) {
-            return Ok(Box::new(Ran { created: entered.news.tell(), ..refused }));
+        if let Some(refused) = self.too_long(run.work.length(), resolved.context.info()) {
+            return Ok(Box::new(Ran { created: resolved.new_notice.report(), ..refused }));
         }
         if let RunInput::Code { language, .. } = &run.work {
-            self.runs(language.unwrap_or(entered.context.language))?;
+            self.check_language(language.unwrap_or(resolved.context.language))?;
         }
         let timeout = self.time_for(&run);
-        let running = entered.context.run();
-        let (mut home, permits) = self.admit(call, &mut entered).await?;
-        let context = entered.context.context().clone();
+        let running = resolved.context.run();
+        let (mut state, permits) = self.admit(call, &mut resolved).await?;
+        let context = resolved.context.context().clone();
         let begun = Instant::now();
-        let attempt = RunAttempt { world: self, call, context: &context, timeout, network: run.network, record };
+        let attempt = RunAttempt { ops: self, call, context: &context, timeout, network: run.network, record };
         let result = match run.work {
             RunInput::Code { code, language } => {
-                attempt.code(&mut home, language.unwrap_or(context.language), &code, &run.env).await
+                attempt.code(&mut state, language.unwrap_or(context.language), &code, &run.env).await
             }
-            RunInput::Command(command) => attempt.command(&mut home, &command, &run.env).await,
+            RunInput::Command(command) => attempt.command(&mut state, &command, &run.env).await,
         };
         context.used();
         drop((permits, running));
-        self.settle_account(&context, home, begun.elapsed());
+        self.record_oom_kills(&context, state, begun.elapsed());
         let mut ran = result?;
-        self.tell(&context.id, &ran.end);
+        self.notify_of_end(&context.id, &ran.end);
         if context.gone.is_cancelled() && matches!(ran.end, RunOutcome::Cancelled { .. }) {
             // The stop of the context cancelled the run, so the state of the kernel is lost too.
             ran.end = RunOutcome::SandboxLost { why: "its context was stopped".into() };
         }
-        ran.created = entered.news.tell();
+        ran.created = resolved.new_notice.report();
         ran.context = context.info();
         Ok(Box::new(ran))
     }
 
-    /// Returns a run under the usual conditions of the realm.
+    /// Returns the usual conditions of a run in this realm.
     pub(super) fn cell<'a>(&'a self, call: &'a Call, sandbox: &'a LiveSandbox) -> CellRun<'a> {
         let config = self.tenancy.config();
         let (timeout, budget) = (config.timeout.max(Duration::from_millis(1)), config.text_budget);
@@ -132,24 +132,24 @@ impl OpContext {
     }
 
     /// Records the number of memory kills so far, so that later ones can be distinguished from them. This does not
-    /// delay the caller, but the turn is held meanwhile. A very short run has hardly filled any memory, so many of them
+    /// delay the caller, but keeps the turn meanwhile. A very short run has hardly filled any memory, so many of them
     /// share one query.
-    fn settle_account(&self, context: &Arc<Context>, mut home: OwnedMutexGuard<ContextState>, took: Duration) {
-        let Some(sandbox) = home.live_sandbox() else { return };
+    fn record_oom_kills(&self, context: &Arc<Context>, mut state: OwnedMutexGuard<ContextState>, took: Duration) {
+        let Some(sandbox) = state.live_sandbox() else { return };
         if took >= BRIEF {
-            self.inner.tasks.spawn(async move { home.settle(&sandbox).await });
-        } else if !std::mem::replace(&mut home.settling, true) {
+            self.inner.tasks.spawn(async move { state.count_oom_kills(&sandbox).await });
+        } else if !std::mem::replace(&mut state.oom_query_scheduled, true) {
             let (context, closing) = (context.clone(), self.inner.closing.clone());
             self.inner.tasks.spawn(async move {
                 tokio::select! {
-                    () = tokio::time::sleep(SETTLE_AFTER) => {}
+                    () = tokio::time::sleep(OOM_QUERY_DELAY) => {}
                     () = context.gone.cancelled() => return,
                     () = closing.cancelled() => return,
                 }
-                let mut home = context.turn.lock().await;
-                home.settling = false;
-                if let Some(sandbox) = home.live_sandbox() {
-                    home.settle(&sandbox).await;
+                let mut state = context.turn.lock().await;
+                state.oom_query_scheduled = false;
+                if let Some(sandbox) = state.live_sandbox() {
+                    state.count_oom_kills(&sandbox).await;
                 }
             });
         }
@@ -180,7 +180,7 @@ impl RunInput {
 
 /// A run that has its turn.
 pub(super) struct RunAttempt<'a> {
-    pub(super) world: &'a OpContext,
+    pub(super) ops: &'a OpContext,
     pub(super) call: &'a Call,
     pub(super) context: &'a Context,
     pub(super) timeout: Duration,
@@ -190,22 +190,22 @@ pub(super) struct RunAttempt<'a> {
 
 impl RunAttempt<'_> {
     pub(super) fn cell<'a>(&'a self, sandbox: &'a LiveSandbox) -> CellRun<'a> {
-        let Self { world, call, timeout, network, record, .. } = *self;
-        CellRun { timeout, network, record, ..world.cell(call, sandbox) }
+        let Self { ops, call, timeout, network, record, .. } = *self;
+        CellRun { timeout, network, record, ..ops.cell(call, sandbox) }
     }
 
     async fn code(
         &self,
-        home: &mut ContextState,
+        state: &mut ContextState,
         language: Language,
         code: &str,
         env: &Environment,
     ) -> Result<Ran, EngineError> {
-        let (sandbox, kernel) = self.ready_kernel(home, language).await?;
+        let (sandbox, kernel) = self.ready_kernel(state, language).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        match self.cell_in(&sandbox, kernel, home, language, code, env).await {
+        match self.cell_in(&sandbox, kernel, state, language, code, env).await {
             Ok(ran) => return Ok(ran),
             Err(refused) if refused.failure == GuestFailure::Environment => return Err(refused.into()),
             Err(refused) => {
@@ -214,48 +214,48 @@ impl RunAttempt<'_> {
         }
         // The code did not start. A kernel that accepts no cell is replaced once.
         let _ = sandbox.stop_kernel(kernel).await;
-        home.kernel_ended(language);
+        state.kernel_ended(language);
         let lost = || "[the interpreter had to be started again: variables are lost, files are kept]".into();
-        home.kernel_notices.entry(language).or_insert_with(lost);
-        let (sandbox, kernel) = self.ready_kernel(home, language).await?;
-        Ok(self.cell_in(&sandbox, kernel, home, language, code, env).await?)
+        state.kernel_notices.entry(language).or_insert_with(lost);
+        let (sandbox, kernel) = self.ready_kernel(state, language).await?;
+        Ok(self.cell_in(&sandbox, kernel, state, language, code, env).await?)
     }
 
     async fn cell_in(
         &self,
         sandbox: &Arc<LiveSandbox>,
         kernel: KernelId,
-        home: &mut ContextState,
+        state: &mut ContextState,
         language: Language,
         code: &str,
         env: &Environment,
     ) -> Result<Ran, StartRefused> {
         let cell = self.cell(sandbox);
-        let mut heard = cell.code(kernel, code, env, true).await?;
-        let end = heard.outcome();
-        Ok(self.finish(heard, end, sandbox, home, Some(language)).await)
+        let mut report = cell.code(kernel, code, env, true).await?;
+        let end = report.outcome();
+        Ok(self.finish(report, end, sandbox, state, Some(language)).await)
     }
 
     /// Applies the end of a run to the context and builds its result. `language` is that of its kernel, if it had one.
     pub(super) async fn finish(
         &self,
-        heard: CellReport<'_>,
+        report: CellReport<'_>,
         end: RunOutcome,
         sandbox: &LiveSandbox,
-        home: &mut ContextState,
+        state: &mut ContextState,
         language: Option<Language>,
     ) -> Ran {
         match end {
-            RunOutcome::SandboxLost { .. } => home.sandbox = None,
+            RunOutcome::SandboxLost { .. } => state.sandbox = None,
             RunOutcome::TimedOut { state_kept: false, .. }
             | RunOutcome::Cancelled { state_kept: false }
-            | RunOutcome::Ended { .. } => language.into_iter().for_each(|language| home.kernel_ended(language)),
+            | RunOutcome::Ended { .. } => language.into_iter().for_each(|language| state.kernel_ended(language)),
             _ => {}
         }
-        let end = home.explain(end, sandbox).await;
+        let end = state.explain(end, sandbox).await;
         // The notice is shown only with a run that took place.
-        let notice = home.take_notice(language);
-        let ran = heard.ran(end, self.context.info(), Some(&self.context.keys.outputs));
+        let notice = state.take_notice(language);
+        let ran = report.ran(end, self.context.info(), Some(&self.context.keys.outputs));
         Ran { notice, ..ran }
     }
 
@@ -263,32 +263,32 @@ impl RunAttempt<'_> {
     /// context moves to a new one.
     async fn ready_kernel(
         &self,
-        home: &mut ContextState,
+        state: &mut ContextState,
         language: Language,
     ) -> Result<(Arc<LiveSandbox>, KernelId), EngineError> {
-        let (world, context) = (self.world, self.context);
-        let sandbox = world.move_in(context, home, Some(language)).await?;
-        if let Some(&kernel) = home.kernels.get(&language) {
+        let (ops, context) = (self.ops, self.context);
+        let sandbox = ops.ensure_sandbox(context, state, Some(language)).await?;
+        if let Some(&kernel) = state.kernels.get(&language) {
             match sandbox.guest.take_exited(kernel) {
                 None => return Ok((sandbox, kernel)),
-                Some(how) => home.kernel_ended_between_runs(language, how),
+                Some(how) => state.kernel_ended_between_runs(language, how),
             }
         }
-        let provisioner = world.inner.provisioner()?;
-        let failure = match home.start_kernel(provisioner, &sandbox, language).await {
+        let provisioner = ops.inner.provisioner()?;
+        let failure = match state.start_kernel(provisioner, &sandbox, language).await {
             Ok(kernel) => return Ok((sandbox, kernel)),
             Err(failure) => failure,
         };
         tracing::warn!(context = context.id, why = failure.log, "an interpreter cannot be started");
-        if !home.kernels.is_empty() && !sandbox.guest.is_lost() {
+        if !state.kernels.is_empty() && !sandbox.guest.is_lost() {
             return Err(EngineError::Sandbox(failure.public));
         }
         let _ = sandbox.destroy("its interpreter could not be started again").await;
-        let sandbox = world.move_in(context, home, Some(language)).await?;
-        let kernel = match home.kernels.get(&language) {
+        let sandbox = ops.ensure_sandbox(context, state, Some(language)).await?;
+        let kernel = match state.kernels.get(&language) {
             Some(kernel) => Ok(*kernel),
             // The new sandbox is one of the pool, with only a Python kernel.
-            None => home.start_kernel(provisioner, &sandbox, language).await,
+            None => state.start_kernel(provisioner, &sandbox, language).await,
         };
         Ok((sandbox, kernel.map_err(|failure| EngineError::Sandbox(failure.public))?))
     }
@@ -296,19 +296,19 @@ impl RunAttempt<'_> {
 
 impl ContextState {
     /// Records the number of memory kills so far, and returns the statistics if there are new ones.
-    async fn settle(&mut self, sandbox: &LiveSandbox) -> Option<sandbox::Stats> {
+    async fn count_oom_kills(&mut self, sandbox: &LiveSandbox) -> Option<sandbox::Stats> {
         let stats = sandbox.stats().await?;
         let before = std::mem::replace(&mut self.oom_kills, stats.oom_kills);
         (stats.oom_kills > before).then_some(stats)
     }
 
-    /// Returns the end of a run. If a process was killed for memory, which only the sandbox's counter shows, the end
-    /// says so.
+    /// Returns the end of a run, which is `OutOfMemory` if the sandbox's counter shows that a process was killed for
+    /// memory.
     pub(super) async fn explain(&mut self, end: RunOutcome, sandbox: &LiveSandbox) -> RunOutcome {
         if end != (RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } }) {
             return end;
         }
-        let stats = self.settle(sandbox).await;
+        let stats = self.count_oom_kills(sandbox).await;
         stats.map_or(end, |stats| RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
     }
 
@@ -320,7 +320,7 @@ impl ContextState {
     ) -> Result<KernelId, SandboxFailure> {
         self.last_kernel += 1;
         let kernel = self.last_kernel;
-        let _hurry = provisioner.hurry();
+        let _waiting = provisioner.caller_waits();
         provisioner.start_kernel(sandbox, kernel, language).await?;
         self.kernels.insert(language, kernel);
         Ok(kernel)

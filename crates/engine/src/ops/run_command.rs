@@ -16,20 +16,21 @@ const NOT_EXECUTABLE: i32 = 126;
 impl OpContext {
     pub(super) async fn run_command(&self, call: &Call, run: RunCommand) -> Result<Outcome, EngineError> {
         let RunCommand { target, language, command, timeout, env, network, background } = run;
-        self.check_wishes(&env, network)?;
+        self.check_env_and_network(&env, network)?;
         let mut target = target;
         if let (Some(make), Some(language)) = (&mut target.make, language) {
             make.language = language;
         }
-        let entered = self.enter(call, target, None).await?;
-        self.same_language(&entered, language)?;
+        let resolved = self.resolve(call, target, None).await?;
+        self.same_language(&resolved, language)?;
         let run = Run { work: RunInput::Command(command), env, timeout, network, background };
-        self.start(call, entered, run).await
+        self.start(call, resolved, run).await
     }
 }
 
-/// Returns a refusal for a command that no system can start. It is refused here because it cannot be sent to the guest.
-fn unfit(command: &Command) -> Option<StartRefused> {
+/// Returns the refusal of a command that no system can start. The host refuses it, because it cannot be sent to the
+/// guest.
+fn unstartable(command: &Command) -> Option<StartRefused> {
     let parts = match command {
         Command::Shell(line) => std::slice::from_ref(line),
         Command::Argv(argv) => argv,
@@ -44,31 +45,31 @@ fn unfit(command: &Command) -> Option<StartRefused> {
 impl RunAttempt<'_> {
     pub(super) async fn command(
         &self,
-        home: &mut ContextState,
+        state: &mut ContextState,
         command: &Command,
         env: &Environment,
     ) -> Result<Ran, EngineError> {
-        let (world, context) = (self.world, self.context);
-        let sandbox = world.move_in(context, home, None).await?;
+        let (ops, context) = (self.ops, self.context);
+        let sandbox = ops.ensure_sandbox(context, state, None).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        if let Some(refused) = unfit(command) {
-            return self.not_started(refused, command, home);
+        if let Some(refused) = unstartable(command) {
+            return self.not_started(refused, command, state);
         }
-        let mut whole = world.inner.provisioner()?.runtimes.command_env();
-        whole.extend(world.inner.provisioner()?.env_of(&sandbox).await);
-        whole.extend(env.0.clone());
+        let mut full_env = ops.inner.provisioner()?.runtimes.command_env();
+        full_env.extend(ops.inner.provisioner()?.env_of(&sandbox).await);
+        full_env.extend(env.0.clone());
         let argv = match command {
             Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
             Command::Argv(argv) => argv.clone(),
         };
         let cell = self.cell(&sandbox);
-        let mut heard = match cell.command(argv, whole).await {
-            Ok(heard) => heard,
-            Err(refused) => return self.not_started(refused, command, home),
+        let mut report = match cell.command(argv, full_env).await {
+            Ok(report) => report,
+            Err(refused) => return self.not_started(refused, command, state),
         };
-        let end = match heard.outcome() {
+        let end = match report.outcome() {
             RunOutcome::Ended { how: Ended::Exited { code: 0 } } => RunOutcome::Ok,
             RunOutcome::Ended { how: Ended::Exited { code } } => RunOutcome::Exit { code },
             // A command has no variables to lose.
@@ -76,7 +77,7 @@ impl RunAttempt<'_> {
             RunOutcome::Cancelled { .. } => RunOutcome::Cancelled { state_kept: true },
             end => end,
         };
-        Ok(self.finish(heard, end, &sandbox, home, None).await)
+        Ok(self.finish(report, end, &sandbox, state, None).await)
     }
 
     /// Returns the result of a command that could not be started. As in a shell, this is a result and not an error.
@@ -84,7 +85,7 @@ impl RunAttempt<'_> {
         &self,
         refused: StartRefused,
         command: &Command,
-        home: &mut ContextState,
+        state: &mut ContextState,
     ) -> Result<Ran, EngineError> {
         let program = match command {
             Command::Shell(_) => SHELL,
@@ -97,6 +98,6 @@ impl RunAttempt<'_> {
         };
         let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };
         let ran = Ran::empty(self.context.info(), RunOutcome::Exit { code });
-        Ok(Ran { stderr, notice: home.take_notice(None), ..ran })
+        Ok(Ran { stderr, notice: state.take_notice(None), ..ran })
     }
 }

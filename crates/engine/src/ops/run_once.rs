@@ -1,5 +1,4 @@
-//! Runs code in a fresh kernel for one call, with the conversation's files. The kernel ends with the call; the files
-//! stay.
+//! Runs code of a conversation in a new kernel, which ends with the call. The files of the conversation stay.
 
 use std::sync::Arc;
 
@@ -33,12 +32,12 @@ pub(super) struct Conversation {
 
 impl OpContext {
     pub(super) async fn run_once(&self, call: &Call, once: RunOnce) -> Result<Outcome, EngineError> {
-        let RunOnce { conversation, language, code, env, network } = once;
-        self.check_wishes(&env, network)?;
-        self.runs(language)?;
-        let mut entered = self.converse(call, &conversation).await?;
-        entered.shape.egress = self.egress_for(network);
-        let info = self.info_of(&conversation, &entered, language);
+        let RunOnce { conversation: id, language, code, env, network } = once;
+        self.check_env_and_network(&env, network)?;
+        self.check_language(language)?;
+        let mut conversation = self.open_conversation(call, &id).await?;
+        conversation.shape.egress = self.egress_for(network);
+        let info = self.info_of(&id, &conversation, language);
         if let Some(refused) = self.too_long(code.len(), info.clone()) {
             return Ok(Outcome::Ran(Box::new(refused)));
         }
@@ -50,46 +49,47 @@ impl OpContext {
                 self.permits(call, &never).await?
             }
         };
-        let goes_on = self.inner.conversations.goes_on(&entered.key);
-        let spec = self.kernel_of(&entered.key, language)?;
-        let making = self.inner.sandbox_for_code(&mut entered.turn, &entered.shape, spec.clone());
-        let (sandbox, kernel) = making.await.map_err(no_sandbox)?;
-        let fresh = OneShotRun { world: self, call, sandbox: &sandbox, kernel, info };
-        let result = fresh.run(&code, &env).await;
+        let continues = self.inner.conversations.record_run(&conversation.key);
+        let spec = self.kernel_of(&conversation.key, language)?;
+        let creating = self.inner.sandbox_for_code(&mut conversation.turn, &conversation.shape, spec.clone());
+        let (sandbox, kernel) = creating.await.map_err(no_sandbox)?;
+        let run = OneShotRun { ops: self, call, sandbox: &sandbox, kernel, info };
+        let result = run.run(&code, &env).await;
         drop(permits);
-        // Does not delay the caller, but is done before the next call of this conversation, which waits for the turn.
-        let room = self.tenancy.tenant.ending();
-        let is_bounded = room.is_some();
-        room.into_iter().for_each(|room| sandbox.ends_in(room));
-        let (inner, (tell, told)) = (self.inner.clone(), tokio::sync::oneshot::channel());
+        // The destruction does not delay the caller, unless too many sandboxes of the tenant are ending. The next call
+        // of the conversation waits for it, because it needs the turn.
+        let permit = self.tenancy.tenant.ending();
+        let has_permit = permit.is_some();
+        permit.into_iter().for_each(|permit| sandbox.keep_until_gone(permit));
+        let (inner, (destroyed, wait)) = (self.inner.clone(), tokio::sync::oneshot::channel());
         self.inner.tasks.spawn(async move {
             let _ = sandbox.destroy("its call is over").await;
-            let Conversation { key, shape, turn } = entered;
-            drop((turn, tell));
-            if goes_on {
+            let Conversation { key, shape, turn } = conversation;
+            drop((turn, destroyed));
+            if continues {
                 inner.prepare(&key, shape, spec).await;
             }
         });
-        if !is_bounded {
-            let _: Result<(), _> = told.await;
+        if !has_permit {
+            let _: Result<(), _> = wait.await;
         }
         let ran = result?;
-        self.tell(&conversation, &ran.end);
+        self.notify_of_end(&id, &ran.end);
         Ok(Outcome::Ran(Box::new(ran)))
     }
 
-    /// Returns the egress for a sandbox of one call, which has one only if this call should.
+    /// Returns the egress of a call's sandbox, or `None` if the call has no network.
     fn egress_for(&self, network: Network) -> Option<EgressSpec> {
-        let given = match network {
+        let is_on = match network {
             Network::On => true,
             Network::Usual => !self.tenancy.config().network_on_call,
             Network::Off => false,
         };
-        self.tenancy.egress(None).filter(|_| given)
+        self.tenancy.egress(None).filter(|_| is_on)
     }
 
-    /// Waits for the conversation's turn.
-    pub(super) async fn converse(&self, call: &Call, conversation: &str) -> Result<Conversation, EngineError> {
+    /// Registers the conversation and waits for its turn.
+    pub(super) async fn open_conversation(&self, call: &Call, conversation: &str) -> Result<Conversation, EngineError> {
         let kept = self.kept()?;
         if conversation.is_empty() || conversation.len() > MAX_CONVERSATION {
             let why = format!("a conversation's id has 1 to {MAX_CONVERSATION} bytes");
@@ -97,7 +97,7 @@ impl OpContext {
         }
         let key = conversation_key(&self.inner.config.file_secret, &call.tenant, conversation);
         let conversations = &self.inner.conversations;
-        conversations.note(&key, &self.tenancy, conversation)?;
+        conversations.register(&key, &self.tenancy, conversation)?;
         let shape = Shape::with_data(&self.tenancy, &key, kept);
         let turn = match conversations.turns.try_turn(&key) {
             Some(turn) => turn,
@@ -128,20 +128,20 @@ impl OpContext {
         Ok(spec)
     }
 
-    fn info_of(&self, conversation: &str, entered: &Conversation, language: Language) -> ContextInfo {
+    fn info_of(&self, id: &str, conversation: &Conversation, language: Language) -> ContextInfo {
         let now = unix_now();
         ContextInfo {
-            id: conversation.into(),
-            name: conversation.into(),
+            id: id.into(),
+            name: id.into(),
             description: String::new(),
             language,
             created_at: now,
             last_used: now,
             busy: false,
             size: None,
-            limits: entered.shape.limits,
+            limits: conversation.shape.limits,
             isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
-            key: entered.key.clone(),
+            key: conversation.key.clone(),
         }
     }
 }
@@ -153,7 +153,7 @@ pub(super) fn no_sandbox(failure: SandboxFailure) -> EngineError {
 
 /// A run in a sandbox that exists only for this call.
 struct OneShotRun<'a> {
-    world: &'a OpContext,
+    ops: &'a OpContext,
     call: &'a Call,
     sandbox: &'a Arc<LiveSandbox>,
     kernel: KernelId,
@@ -167,23 +167,23 @@ impl OneShotRun<'_> {
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        // The sandbox has an egress only if this call should have one, so the usual network is right.
-        let cell = self.world.cell(self.call, self.sandbox);
+        // The sandbox has an egress only if the call may use it, so nothing has to be narrowed.
+        let cell = self.ops.cell(self.call, self.sandbox);
         // A kept output would be lost with the sandbox.
-        let mut heard = cell.code(self.kernel, code, env, false).await?;
-        let mut end = heard.outcome();
+        let mut report = cell.code(self.kernel, code, env, false).await?;
+        let mut end = report.outcome();
         if let RunOutcome::TimedOut { state_kept, .. } | RunOutcome::Cancelled { state_kept } = &mut end {
             // No variables are kept, whatever the guest says.
             *state_kept = false;
         }
         let end = ContextState::default().explain(end, self.sandbox).await;
         let files = self.files().await;
-        Ok(Ran { files, ..heard.ran(end, self.info, None) })
+        Ok(Ran { files, ..report.ran(end, self.info, None) })
     }
 
     async fn files(&self) -> Option<FileListing> {
         let wanted = ListRequest { root: Root::Data, path: "", max_entries: NEWEST, order: ListOrder::Newest };
-        let listed = list(self.sandbox, wanted, self.world.inner.config.max_file_bytes).await;
+        let listed = list(self.sandbox, wanted, self.ops.inner.config.max_file_bytes).await;
         let (entries, total) = listed.inspect_err(|error| tracing::debug!(%error, "no list of files")).ok()?;
         Some(FileListing { entries, total, key: self.info.key.clone() })
     }
@@ -191,7 +191,7 @@ impl OneShotRun<'_> {
 
 impl OpContext {
     /// Sends a notice if the run ended abnormally.
-    pub(super) fn tell(&self, id: &str, end: &RunOutcome) {
+    pub(super) fn notify_of_end(&self, id: &str, end: &RunOutcome) {
         let what = match end {
             RunOutcome::TimedOut { .. } => NoticeKind::TimedOut,
             RunOutcome::OutOfMemory { .. } => NoticeKind::OutOfMemory,

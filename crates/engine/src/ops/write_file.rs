@@ -12,14 +12,14 @@ impl OpContext {
     pub(super) async fn write_file(
         &self,
         call: &Call,
-        holder: FileOwner,
+        owner: FileOwner,
         path: String,
         content: Vec<u8>,
     ) -> Result<Outcome, EngineError> {
         let limit = self.inner.config.max_file_bytes;
         check_path(&path)?;
         if content.len() as u64 > limit {
-            self.exists(call, &holder)?;
+            self.check_exists(call, &owner)?;
             return Err(EngineError::FileTooLarge { path, limit });
         }
         // Even if the call is cancelled, the content stays in memory until the guest has it.
@@ -27,21 +27,21 @@ impl OpContext {
         let uploads = self.tenancy.tenant.uploads.clone();
         let full = |_| EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: UPLOADS.to_string() };
         let room = uploads.try_acquire_many_owned(size).map_err(full)?;
-        let site = self.site(call, holder).await?;
+        let access = self.file_access(call, owner).await?;
         let writing = async move {
-            let written = tokio::time::timeout(FILE_WAIT, write(&site, &path, &content, limit)).await;
+            let written = tokio::time::timeout(FILE_WAIT, write(&access, &path, &content, limit)).await;
             written.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
             drop(room);
-            Ok(Outcome::Written { path, size: content.len() as u64, key: site.key.clone() })
+            Ok(Outcome::Written { path, size: content.len() as u64, key: access.key.clone() })
         };
         unless_cancelled(call, writing, &self.inner).await
     }
 }
 
-async fn write(site: &FileAccess, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
+async fn write(access: &FileAccess, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
     let lost = |lost: crate::guest::GuestLost| EngineError::Sandbox(lost.0);
-    let sandbox = &site.sandbox;
-    let request = ToGuest::WriteFile { root: site.root, path: path.into(), size: content.len() as u64 };
+    let sandbox = &access.sandbox;
+    let request = ToGuest::WriteFile { root: access.root, path: path.into(), size: content.len() as u64 };
     let mut pending = sandbox.guest.call(&request).await.map_err(lost)?;
     let mut chunks = content.chunks(MAX_CHUNK);
     // A refusal may arrive before everything is sent.

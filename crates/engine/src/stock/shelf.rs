@@ -17,15 +17,15 @@ use crate::provision::{FIRST_KERNEL, Shape};
 use crate::registry::LiveSandbox;
 use crate::tenancy::Tenancy;
 
-/// A sandbox that was just taken is used at once, so a refill leaves it the processor for this time if enough are left.
+/// Time after a sandbox was taken in which refills leave it the processor, if enough sandboxes are left on the shelf.
 const LULL: Duration = Duration::from_millis(10);
-/// Pause after a failed refill; it doubles with each further failure, up to [`LONGEST_PAUSE`].
+/// Pause after a failed refill. It doubles with each further failure, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Interval between checks whether a shelf needs fewer sandboxes.
 const TICK: Duration = Duration::from_secs(5);
 
-/// Returns estimates for the memory of a ready sandbox and the time to create one, until both are measured.
+/// Returns estimates of the memory of a ready sandbox and of the time to create one, until both are measured.
 fn guess(kind: SandboxKind) -> (u64, Duration) {
     let (bytes, pace) = match kind.language {
         Language::Python => (16 << 20, Duration::from_millis(20)),
@@ -34,7 +34,7 @@ fn guess(kind: SandboxKind) -> (u64, Duration) {
     if kind.browser { (bytes + (90 << 20), pace + Duration::from_millis(400)) } else { (bytes, pace) }
 }
 
-/// A sandbox that nobody has used. Dropping it destroys the sandbox.
+/// A sandbox in which no tenant's code has run. Dropping it destroys the sandbox.
 pub(crate) struct ReadySandbox {
     pub(crate) id: String,
     pub(super) sandbox: Option<Arc<LiveSandbox>>,
@@ -145,7 +145,7 @@ impl Shelf {
         }
     }
 
-    /// Returns the time for which a ready sandbox is used. It is replaced a little before `session_ttl` is over.
+    /// Returns the age at which a ready sandbox is replaced, which is a little less than `session_ttl`.
     fn lifetime(&self) -> Duration {
         let ttl = self.tenancy.config().session_ttl;
         ttl - (ttl / 10).min(Duration::from_secs(60))
@@ -162,31 +162,30 @@ impl Shelf {
 
     fn young(&self, now: Instant) -> usize {
         let lifetime = self.lifetime();
-        self.ready.iter().filter(|session| now.duration_since(session.born) < lifetime).count()
+        self.ready.iter().filter(|ready| now.duration_since(ready.born) < lifetime).count()
     }
 
     pub(super) fn take_ready(&mut self) -> Option<ReadySandbox> {
-        let at = self.ready.iter().position(|session| !session.checking && session.is_fit())?;
-        self.ready.remove(at)
+        self.take_where(ReadySandbox::is_fit)
     }
 
-    fn take_where(&mut self, unwanted: impl Fn(&ReadySandbox) -> bool) -> Option<ReadySandbox> {
-        let at = self.ready.iter().position(|session| !session.checking && unwanted(session))?;
+    fn take_where(&mut self, is_meant: impl Fn(&ReadySandbox) -> bool) -> Option<ReadySandbox> {
+        let at = self.ready.iter().position(|ready| !ready.checking && is_meant(ready))?;
         self.ready.remove(at)
     }
 
     /// Hands the sandbox to the first caller that waits for one, or puts it on the shelf.
-    pub(super) fn put(&mut self, mut session: ReadySandbox) {
+    pub(super) fn put(&mut self, mut ready: ReadySandbox) {
         while let Some(waiting) = self.waiting.pop_front() {
-            match waiting.send(session) {
+            match waiting.send(ready) {
                 Ok(()) => return,
-                Err(unwanted) => session = unwanted,
+                Err(unwanted) => ready = unwanted,
             }
         }
-        self.ready.push_back(session);
+        self.ready.push_back(ready);
     }
 
-    /// Records a failed refill. The caller that waited for it gets none, and the next attempt follows after a pause.
+    /// Records a failed refill. The first waiting caller gets no sandbox, and the next refill follows after a pause.
     pub(super) fn failed(&mut self, now: Instant) {
         self.waiting.pop_front();
         self.backoff.failed(now);
@@ -217,8 +216,8 @@ impl Shelves {
     pub(super) fn plan(&mut self, now: Instant, room: PoolBudget, at_once: usize) -> StockPlan {
         let mut orders = StockPlan::default();
         for shelf in self.all.values_mut() {
-            while let Some(unfit) = shelf.take_where(|session| !session.is_fit()) {
-                tracing::info!(session = unfit.id, "a session is gone");
+            while let Some(unfit) = shelf.take_where(|ready| !ready.is_fit()) {
+                tracing::info!(session = unfit.id, "a ready sandbox is gone");
                 orders.unwanted.push(unfit);
             }
         }
@@ -229,7 +228,7 @@ impl Shelves {
             while shelf.ready.len() > *target
                 && let Some(old) = shelf.take_where(|_| true)
             {
-                tracing::debug!(session = old.id, "a session is no longer needed, or replaced before it expires");
+                tracing::debug!(session = old.id, "a ready sandbox is no longer needed, or replaced before it expires");
                 orders.unwanted.push(old);
             }
             orders.look_again(shelf, now);
@@ -255,7 +254,7 @@ impl Shelves {
         shelves.into_iter().map(|(key, _)| key.clone()).zip(given).collect()
     }
 
-    /// Returns the shelf that has the smallest part of what it should have.
+    /// Returns the shelf with the smallest share of the sandboxes that it should have.
     fn neediest(&self, targets: &[(ShelfKey, usize)], now: Instant) -> Option<ShelfKey> {
         let needs = |(key, target): &(ShelfKey, usize)| {
             let shelf = self.all.get(key)?;
@@ -278,7 +277,7 @@ impl Shelves {
 impl StockPlan {
     fn look_again(&mut self, shelf: &Shelf, now: Instant) {
         let lifetime = shelf.lifetime();
-        let expiries = shelf.ready.iter().map(|session| session.born + lifetime);
+        let expiries = shelf.ready.iter().map(|ready| ready.born + lifetime);
         // Falling demand lowers the target, so it is checked periodically. A target that cannot fall needs no check.
         let tick = (shelf.demand.wish(now) > shelf.least.max(shelf.usual)).then_some(now + TICK);
         let next = expiries.chain(shelf.backoff.retry_at()).filter(|at| *at > now).chain(tick).min();

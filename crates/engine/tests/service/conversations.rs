@@ -107,17 +107,17 @@ async fn ends_are_honest_and_the_next_call_works() {
 async fn a_burst_of_file_operations_uses_one_sandbox_which_then_serves_code_or_goes() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let place = FileOwner::Conversation("c".into());
+    let owner = FileOwner::Conversation("c".into());
     for n in 0..5 {
-        let write = Op::WriteFile { place: place.clone(), path: format!("f{n}"), content: vec![n] };
+        let write = Op::WriteFile { owner: owner.clone(), path: format!("f{n}"), content: vec![n] };
         assert!(matches!(engine.execute(&caller(), write).await, Ok(Outcome::Written { size: 1, .. })));
     }
-    let list = Op::ListFiles { place: place.clone(), path: String::new() };
+    let list = Op::ListFiles { owner: owner.clone(), path: String::new() };
     let Ok(Outcome::Files(files)) = engine.execute(&caller(), list).await else { panic!() };
     assert_eq!((files.entries.len(), backend.created()), (5, 4), "one besides the pool");
     assert_eq!(paths(&run_once(&engine, "c", "print").await.files).len(), 5);
     assert_eq!(backend.created(), 4, "no code had run in it");
-    let read = Op::ReadFile { place, path: "f3".into() };
+    let read = Op::ReadFile { owner, path: "f3".into() };
     let Ok(Outcome::File { content, .. }) = engine.execute(&caller(), read).await else { panic!() };
     assert_eq!((content, backend.created()), (vec![3], 5), "code had run in the other");
     eventually("it goes after a few seconds", || backend.living() == 3).await;
@@ -228,7 +228,7 @@ async fn a_conversation_belongs_to_its_tenant() {
 }
 
 fn upload(conversation: String) -> Op {
-    Op::WriteFile { place: FileOwner::Conversation(conversation), path: "f".into(), content: vec![1] }
+    Op::WriteFile { owner: FileOwner::Conversation(conversation), path: "f".into(), content: vec![1] }
 }
 
 /// W53, the attack from the audit: a tenant that writes to many conversations at once takes the room of parked

@@ -208,7 +208,7 @@ async fn uploads_under_way_are_bounded_per_tenant() {
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
     let write =
-        |path: &str, size: usize| Op::WriteFile { place: holder(&id), path: path.into(), content: vec![0; size] };
+        |path: &str, size: usize| Op::WriteFile { owner: files_of(&id), path: path.into(), content: vec![0; size] };
     for n in 0..4 {
         let caller = call();
         let running = spawn_op(&engine, &caller, write(&format!("slow{n}"), 16 << 20));

@@ -9,8 +9,8 @@ use testkit::fake::FakeBackend;
 
 use crate::support::*;
 
-async fn put(engine: &Engine, place: FileOwner, realm: Realm, path: &str, content: &[u8]) -> String {
-    let op = Op::WriteFile { place, path: path.into(), content: content.to_vec() };
+async fn put(engine: &Engine, owner: FileOwner, realm: Realm, path: &str, content: &[u8]) -> String {
+    let op = Op::WriteFile { owner, path: path.into(), content: content.to_vec() };
     match engine.execute(&call_in(realm), op).await {
         Ok(Outcome::Written { key, .. }) => key,
         other => panic!("{other:?}"),
@@ -31,7 +31,7 @@ async fn a_file_is_read_in_pieces_of_at_most_a_mebibyte() {
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
     let content: Vec<u8> = (0..3_000_000u32).map(|n| (n / 7) as u8).collect();
-    let key = put(&engine, holder(&id), dialects::agentrun::REALM, "d/f", &content).await;
+    let key = put(&engine, files_of(&id), dialects::agentrun::REALM, "d/f", &content).await;
     let file = engine.open_file(&key, "d/f").await.unwrap();
     assert_eq!(file.size, 3_000_000);
     let mut whole = Vec::new();
@@ -43,7 +43,7 @@ async fn a_file_is_read_in_pieces_of_at_most_a_mebibyte() {
     assert_eq!(whole, content);
     assert_eq!(file.read(10, 5).await.unwrap(), content[10..15]);
     assert!(file.read(3_000_000, 5).await.unwrap().is_empty());
-    put(&engine, holder(&id), dialects::agentrun::REALM, "d/f", &content).await;
+    put(&engine, files_of(&id), dialects::agentrun::REALM, "d/f", &content).await;
     let changed = file.read(0, 5).await.unwrap_err().to_string();
     assert!(changed.contains("changed while it was read"), "{changed}");
 }
@@ -53,7 +53,7 @@ async fn an_unknown_key_a_missing_file_and_a_removed_context_are_all_the_same() 
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
-    let key = put(&engine, holder(&id), dialects::agentrun::REALM, "f", b"x").await;
+    let key = put(&engine, files_of(&id), dialects::agentrun::REALM, "f", b"x").await;
     for odd in ["", "x", &"0".repeat(64), &key.to_uppercase(), &format!("{key} "), &key[..63]] {
         assert_eq!(opened(engine.open_file(odd, "f").await), missing("f"), "{odd:?}");
     }
@@ -70,7 +70,7 @@ async fn a_file_beyond_the_limit_of_links_is_refused() {
     let backend = FakeBackend::new();
     let engine = engine_with(&backend, engine::EngineConfig { max_link_bytes: 3, ..config() }).await;
     let id = create(&engine, "a").await;
-    let key = put(&engine, holder(&id), dialects::agentrun::REALM, "f", b"four").await;
+    let key = put(&engine, files_of(&id), dialects::agentrun::REALM, "f", b"four").await;
     assert_eq!(
         opened(engine.open_file(&key, "f").await),
         Err(EngineError::FileTooLarge { path: "f".into(), limit: 3 })
@@ -82,7 +82,7 @@ async fn while_a_link_is_read_its_context_is_not_idle() {
     let backend = FakeBackend::new();
     let engine = engine_with(&backend, agentrun(|realm| realm.idle_timeout = Some(Duration::from_secs(60)))).await;
     let id = create(&engine, "a").await;
-    let key = put(&engine, holder(&id), dialects::agentrun::REALM, "f", b"x").await;
+    let key = put(&engine, files_of(&id), dialects::agentrun::REALM, "f", b"x").await;
     let file = engine.open_file(&key, "f").await.unwrap();
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(file.read(0, 1).await.unwrap(), b"x");
@@ -120,7 +120,7 @@ async fn links_of_conversations_work_without_a_sandbox_and_after_a_restart() {
     let read = Op::ReadLink { key: key.clone(), path: "f".into(), max_bytes: 100 };
     let unknown = second.execute(&call_in(dialects::conversation::REALM), read.clone()).await;
     assert_eq!(unknown, missing("f"), "whose it is shows when it is used again");
-    let list = Op::ListFiles { place: FileOwner::Conversation("c".into()), path: String::new() };
+    let list = Op::ListFiles { owner: FileOwner::Conversation("c".into()), path: String::new() };
     second.execute(&call_in(dialects::conversation::REALM), list).await.unwrap();
     assert!(second.execute(&call_in(dialects::conversation::REALM), read).await.is_ok());
 }
@@ -131,8 +131,8 @@ async fn links_into_many_conversations_at_once_make_a_bounded_number_of_sandboxe
     let engine = engine(&backend).await;
     let mut keys = Vec::new();
     for n in 0..40 {
-        let place = FileOwner::Conversation(format!("c{n}"));
-        keys.push(put(&engine, place, dialects::conversation::REALM, "f", b"x").await);
+        let owner = FileOwner::Conversation(format!("c{n}"));
+        keys.push(put(&engine, owner, dialects::conversation::REALM, "f", b"x").await);
     }
     assert!(backend.living() <= 3 + 16, "{}", backend.living());
     let reading: Vec<_> = keys
@@ -166,7 +166,7 @@ async fn what_a_tenant_reads_by_key_is_its_own() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
-    let key = put(&engine, holder(&id), dialects::agentrun::REALM, "f", b"0123456789").await;
+    let key = put(&engine, files_of(&id), dialects::agentrun::REALM, "f", b"0123456789").await;
     let read = |max_bytes| Op::ReadLink { key: key.clone(), path: "f".into(), max_bytes };
     let whole = engine.execute(&call(), read(100)).await;
     assert_eq!(
@@ -184,7 +184,7 @@ async fn what_is_new_is_listed_newest_first_without_making_a_sandbox() {
     let engine = engine(&backend).await;
     let (a, b) = (create(&engine, "a").await, create(&engine, "b").await);
     for (context, path) in [(&a, "one"), (&b, "two"), (&a, "three")] {
-        put(&engine, holder(context), dialects::agentrun::REALM, path, b"x").await;
+        put(&engine, files_of(context), dialects::agentrun::REALM, path, b"x").await;
     }
     let recent = async |call: &engine::Call| match engine.execute(call, Op::RecentFiles).await {
         Ok(Outcome::Recent(files)) => files.into_iter().map(|file| (file.context_id, file.path)).collect::<Vec<_>>(),

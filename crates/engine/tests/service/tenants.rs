@@ -26,7 +26,7 @@ async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {
         let name = format!("name-{}", realm.0);
         let new = NewContext { id: Some(chosen.clone()), ..NewContext::named(&name, Language::Python) };
         let info = created(engine.execute(&owner, Op::CreateContext(new)).await);
-        let write = Op::WriteFile { place: holder(&chosen), path: "f".into(), content: b"x".to_vec() };
+        let write = Op::WriteFile { owner: files_of(&chosen), path: "f".into(), content: b"x".to_vec() };
         engine.execute(&owner, write).await.unwrap();
         let started = RunCode { background: true, ..RunCode::new(existing(&chosen), "hang") };
         let Ok(Outcome::Started(run)) = engine.execute(&owner, Op::RunCode(started)).await else { panic!() };
@@ -38,9 +38,9 @@ async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {
                         Op::StopContext { which },
                         Op::RunCode(RunCode::new(target.clone(), "print 1")),
                         Op::RunCommand(shell(target.clone(), "print 1")),
-                        Op::ReadFile { place: FileOwner::Context(target.clone()), path: "f".into() },
-                        Op::ListFiles { place: FileOwner::Context(target.clone()), path: ".".into() },
-                        Op::WriteFile { place: FileOwner::Context(target), path: "f".into(), content: vec![] },
+                        Op::ReadFile { owner: FileOwner::Context(target.clone()), path: "f".into() },
+                        Op::ListFiles { owner: FileOwner::Context(target.clone()), path: ".".into() },
+                        Op::WriteFile { owner: FileOwner::Context(target), path: "f".into(), content: vec![] },
                     ] {
                         let absent = Err(EngineError::ContextNotFound(wanted.clone()));
                         assert_eq!(engine.execute(stranger, op.clone()).await, absent, "{op:?}");

@@ -92,7 +92,7 @@ pub fn existing(context: &str) -> Target {
     Target::existing(ContextSelector::Named(context.into()))
 }
 
-pub fn holder(context: &str) -> FileOwner {
+pub fn files_of(context: &str) -> FileOwner {
     FileOwner::Context(existing(context))
 }
 

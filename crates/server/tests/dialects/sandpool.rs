@@ -246,9 +246,9 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
     let target = |op: Op| match op {
         Op::RunCode(run) => run.target,
         Op::RunCommand(run) => run.target,
-        Op::ReadFile { place: FileOwner::Context(target), .. }
-        | Op::WriteFile { place: FileOwner::Context(target), .. }
-        | Op::ListFiles { place: FileOwner::Context(target), .. } => target,
+        Op::ReadFile { owner: FileOwner::Context(target), .. }
+        | Op::WriteFile { owner: FileOwner::Context(target), .. }
+        | Op::ListFiles { owner: FileOwner::Context(target), .. } => target,
         other => panic!("{other:?}"),
     };
     for (tool, mut arguments) in [

@@ -86,8 +86,8 @@ impl Service {
     }
 
     async fn write(&self, tenant: &str, path: &str, content: &[u8]) -> String {
-        let place = FileOwner::Context(Target::existing(ContextSelector::Named("box".into())));
-        let op = Op::WriteFile { place, path: path.into(), content: content.to_vec() };
+        let owner = FileOwner::Context(Target::existing(ContextSelector::Named("box".into())));
+        let op = Op::WriteFile { owner, path: path.into(), content: content.to_vec() };
         match self.execute(tenant, op).await {
             Outcome::Written { key, .. } => key,
             other => panic!("{other:?}"),

@@ -67,7 +67,7 @@ impl Execute for FakeEngine {
                 Op::RunOnce(run) => self.once(call, run).await,
                 Op::WaitRun { run, cursor, wait } => self.wait(run, cursor, wait).await,
                 Op::CancelRun { run } => self.cancel(run),
-                Op::WriteFile { place, path, content } => self.files(call, place, |files, key| {
+                Op::WriteFile { owner, path, content } => self.files(call, owner, |files, key| {
                     let size = content.len() as u64;
                     if content.len() > MAX_FILE {
                         return Err(EngineError::FileTooLarge { path, limit: MAX_FILE as u64 });
@@ -75,7 +75,7 @@ impl Execute for FakeEngine {
                     files.insert(path.clone(), content);
                     Ok(Outcome::Written { path, size, key })
                 }),
-                Op::ReadFile { place, path } => self.files(call, place, |files, key| match files.get(&path) {
+                Op::ReadFile { owner, path } => self.files(call, owner, |files, key| match files.get(&path) {
                     Some(content) if content.len() > MAX_FILE => {
                         Err(EngineError::FileTooLarge { path, limit: MAX_FILE as u64 })
                     }
@@ -88,8 +88,8 @@ impl Execute for FakeEngine {
                     let entries = (0..10_000).map(|n| entry(&format!("{n:05}"), 1)).collect();
                     Ok(Outcome::Files(FileListing { entries, total: 123_456, key: key(0) }))
                 }
-                Op::ListFiles { place, .. } => {
-                    self.files(call, place, |files, key| Ok(Outcome::Files(listing(files, key))))
+                Op::ListFiles { owner, .. } => {
+                    self.files(call, owner, |files, key| Ok(Outcome::Files(listing(files, key))))
                 }
                 Op::ReadLink { path, .. } => Err(EngineError::FileNotFound(path)),
                 Op::RecentFiles => Ok(Outcome::Recent(self.recent(call))),
@@ -276,10 +276,10 @@ impl FakeEngine {
     fn files<T>(
         &self,
         call: &Call,
-        place: FileOwner,
+        owner: FileOwner,
         f: impl FnOnce(&mut BTreeMap<String, Vec<u8>>, String) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        match place {
+        match owner {
             FileOwner::Context(target) => {
                 let (info, _) = self.target(call, target, None)?;
                 self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, info.key))
