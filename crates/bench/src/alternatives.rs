@@ -1,6 +1,6 @@
 //! The alternatives to Sandpool that are measured. `scripts/bench` installs them. Helpers in Python talk to those whose
-//! protocol only Python libraries implement; they exchange lines of JSON with the benchmark, so that their rounds can be
-//! interleaved with ours.
+//! protocol only Python libraries implement; they exchange lines of JSON with the benchmark, so that their rounds can
+//! be interleaved with ours.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,7 +1,7 @@
 //! Compares the browser with Playwright MCP: the same page, the same Chromium, the same client, in interleaved rounds.
 //!
-//! Our side includes `sandpool stdio`, a sandbox, and the proxy with a policy. Their side is a browser on the host without
-//! a sandbox and a proxy.
+//! Our side includes `sandpool stdio`, a sandbox, and the proxy with a policy. Their side is a browser on the host
+//! without a sandbox and a proxy.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,4 +1,5 @@
-//! The unit of measure, and floors that are shown beside the figures. Nothing on this machine can be faster than a floor.
+//! The unit of measure, and floors that are shown beside the figures. Nothing on this machine can be faster than a
+//! floor.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};

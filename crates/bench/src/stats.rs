@@ -30,8 +30,8 @@ impl Samples {
         self.rounds.push(BTreeMap::new());
     }
 
-    /// Adds values of a subject to this round. A subject that failed before is not measured again. Only an interruption is
-    /// returned as an error.
+    /// Adds values of a subject to this round. A subject that failed before is not measured again. Only an interruption
+    /// is returned as an error.
     pub(crate) fn take(
         &mut self,
         subject: &'static str,

@@ -76,8 +76,8 @@ impl Prepared {
     }
 }
 
-/// A signal in a tool call's extensions, which is cancelled when the call has its place in the engine's queue. rmcp starts
-/// the handlers of several requests in any order; a transport that waits for this signal between them keeps the
+/// A signal in a tool call's extensions, which is cancelled when the call has its place in the engine's queue. rmcp
+/// starts the handlers of several requests in any order; a transport that waits for this signal between them keeps the
 /// client's order.
 #[derive(Clone)]
 pub struct QueuedSignal(pub CancellationToken);

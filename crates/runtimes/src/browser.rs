@@ -35,8 +35,8 @@ const WHOLE: &[&str] = &[
 ];
 const WHOLE_NAMES: &[&str] = &["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
 
-/// Where test tools store downloaded browsers below the home directory: the directory, the beginning of the names in it,
-/// and the path of the binary below each of them.
+/// Where test tools store downloaded browsers below the home directory: the directory, the beginning of the names in
+/// it, and the path of the binary below each of them.
 const FETCHED_SHELLS: &[(&str, &str, &str)] = &[
     (".cache/ms-playwright", "chromium_headless_shell-", "chrome-headless-shell-linux64/chrome-headless-shell"),
     (".cache/ms-playwright", "chromium_headless_shell-", "chrome-linux/headless_shell"),

@@ -1,9 +1,9 @@
 //! Finds the language runtimes, or prepares them once with visible progress. Sandboxes then use them read-only and
 //! offline.
 //!
-//! `python`, `node` and `browser` know where each runtime comes from, `store` stores what was built (completely or not at
-//! all), and `kernel` defines how a sandbox starts them. The drivers belong to the guest. This crate reads no environment
-//! and no configuration; its caller passes both in.
+//! `python`, `node` and `browser` know where each runtime comes from, `store` stores what was built (completely or not
+//! at all), and `kernel` defines how a sandbox starts them. The drivers belong to the guest. This crate reads no
+//! environment and no configuration; its caller passes both in.
 #![warn(unreachable_pub)]
 
 pub mod browser;

@@ -1,8 +1,8 @@
 //! Metrics for Prometheus, in its text format.
 //!
 //! A few dozen names need no library: atomics, one table of histograms and a hand-written page are enough. Every label
-//! comes from a closed set (tools from the dialects' tables, reasons from the enums below), so that no client can make the
-//! page grow. Tenants are not a label.
+//! comes from a closed set (tools from the dialects' tables, reasons from the enums below), so that no client can make
+//! the page grow. Tenants are not a label.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -131,7 +131,8 @@ const KILLS: [&str; 3] = ["timeout", "memory", "crash"];
 const DENIALS: [&str; 3] = ["auth", "rate", "quota"];
 
 impl Metrics {
-    /// Begins a call. The call is counted when it ends; if the returned value is dropped before, it counts as cancelled.
+    /// Begins a call. The call is counted when it ends; if the returned value is dropped before, it counts as
+    /// cancelled.
     pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> InProgress {
         add(&self.0.calls_in_progress, 1);
         InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }

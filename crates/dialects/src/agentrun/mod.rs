@@ -107,8 +107,8 @@ args! {
     struct ListFilesArgs { context_id: String, path: Option<FilePath> }
 }
 
-/// Holds an argument of `run_code`. The document has one message for both arguments, whether missing or invalid. A wrong
-/// type is added to that message.
+/// Holds an argument of `run_code`. The document has one message for both arguments, whether missing or invalid. A
+/// wrong type is added to that message.
 struct Needed(String);
 
 const BOTH: &str = "code and context_id are required";

@@ -1,5 +1,5 @@
-//! The dialect `conversation` of the code sandbox document. Each call runs in a fresh process; the files and their links
-//! belong to the conversation.
+//! The dialect `conversation` of the code sandbox document. Each call runs in a fresh process; the files and their
+//! links belong to the conversation.
 
 use std::time::Duration;
 

@@ -18,8 +18,8 @@ use crate::{ArgError, Lowering, Options};
 args! {
     struct OpenArgs { url: String, context: Option<String>, timeout: Option<Timeout> }
 
-    /// Holds every field that an action can have. All fields are read for every action, so that a wrong value is refused
-    /// even if the action does not use it.
+    /// Holds every field that an action can have. All fields are read for every action, so that a wrong value is
+    /// refused even if the action does not use it.
     struct ActArgs {
         action: Action,
         target: Option<String>,

@@ -64,8 +64,9 @@ pub(crate) fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
     LENIENT.decode(text)
 }
 
-/// Returns half of an upper bound of the bytes that `text` takes in an answer, which contains it twice: as a JSON string,
-/// and as a JSON string inside the JSON of a text block. A quote takes 2 and 4 bytes, a control character 6 and 7.
+/// Returns half of an upper bound of the bytes that `text` takes in an answer, which contains it twice: as a JSON
+/// string, and as a JSON string inside the JSON of a text block. A quote takes 2 and 4 bytes, a control character 6 and
+/// 7.
 pub(crate) fn written_length(text: &str) -> usize {
     text.bytes()
         .map(|byte| match byte {

@@ -252,8 +252,8 @@ pub(crate) struct KeptWhole {
     pub links: Vec<Block>,
 }
 
-/// Returns the kept output of both streams. It is empty if no links can be made, because kept output can be read only by
-/// a link.
+/// Returns the kept output of both streams. It is empty if no links can be made, because kept output can be read only
+/// by a link.
 pub(crate) fn kept(input: &RenderInput<'_>, ran: &Ran) -> KeptWhole {
     let mut whole = KeptWhole::default();
     for (stream, captured) in [("stdout", &ran.stdout), ("stderr", &ran.stderr)] {

@@ -1,5 +1,5 @@
-//! Passes a request directly to its handler, without a service loop, task or channel, for services that send no requests
-//! to their clients.
+//! Passes a request directly to its handler, without a service loop, task or channel, for services that send no
+//! requests to their clients.
 //!
 //! The call is polled by the code that waits for its answer. A call that is dropped before its end is cancelled and
 //! finishes in the background, so that it is still logged and recorded in the journal.

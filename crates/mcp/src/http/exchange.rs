@@ -269,7 +269,8 @@ impl Exchange {
         }
     }
 
-    /// Completes when the call has its place in the engine's queue, so that every call started afterwards comes after it.
+    /// Completes when the call has its place in the engine's queue, so that every call started afterwards comes after
+    /// it.
     pub(super) fn queued(&self) -> impl Future<Output = ()> + Send + use<> {
         self.queued.clone().cancelled_owned()
     }

@@ -1,6 +1,7 @@
 //! A stream that its client may resume. Its events are stored while the call runs and for a while after its answer.
 //!
-//! Memory is bounded: only the latest events of a long stream are stored, and only a limited number of finished streams.
+//! Memory is bounded: only the latest events of a long stream are stored, and only a limited number of finished
+//! streams.
 
 use std::collections::VecDeque;
 use std::pin::pin;

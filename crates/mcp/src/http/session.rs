@@ -85,8 +85,8 @@ impl Sessions {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session. At the limit it replaces the tenant's most dispensable session: one that was never used, or else
-    /// the least recently used one. Returns `None` if the tenant has no session that is not busy.
+    /// Opens a session. At the limit it replaces the tenant's most dispensable session: one that was never used, or
+    /// else the least recently used one. Returns `None` if the tenant has no session that is not busy.
     pub(super) fn open(&self, tenant: Tenant, endpoint: &str, info: InitializeRequestParams) -> Option<Arc<Session>> {
         let session = Arc::new(Session {
             id: Uuid::new_v4().to_string(),

@@ -155,8 +155,8 @@ impl Auth {
         Ok(Self { token, tenants, jwt, public_url, servers, quotas, buckets, required })
     }
 
-    /// Starts fetching the keys of an identity provider in the background. Without this call, the first token that needs
-    /// a key starts it.
+    /// Starts fetching the keys of an identity provider in the background. Without this call, the first token that
+    /// needs a key starts it.
     pub(crate) fn start(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.start();

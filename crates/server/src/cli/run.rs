@@ -1,5 +1,5 @@
-//! `sandpool run` runs one piece of code in a fresh sandbox, prints its output as it arrives, and reports success in the
-//! exit code.
+//! `sandpool run` runs one piece of code in a fresh sandbox, prints its output as it arrives, and reports success in
+//! the exit code.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

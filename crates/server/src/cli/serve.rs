@@ -120,8 +120,8 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
 }
 
 /// Returns the requested number of connections, or fewer if this process may not have enough descriptors, of which each
-/// sandbox needs one, too. It raises the limit of descriptors. The launcher must not inherit that limit, so it has to be
-/// started before.
+/// sandbox needs one, too. It raises the limit of descriptors. The launcher must not inherit that limit, so it has to
+/// be started before.
 fn connection_limit(wanted: usize) -> usize {
     const FOR_THE_REST: u64 = 256;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -145,7 +145,8 @@ pub(crate) enum TransportKind {
     Http,
 }
 
-/// Converts the settings to the configuration of the engine: the rules of the dialects with the numbers of the operator.
+/// Converts the settings to the configuration of the engine: the rules of the dialects with the numbers of the
+/// operator.
 pub(crate) fn engine_config(
     config: &Config,
     transport: TransportKind,

@@ -1,7 +1,8 @@
-//! The typed configuration. A flag overrides a variable, and a variable overrides the file; each value keeps its source.
+//! The typed configuration. A flag overrides a variable, and a variable overrides the file; each value keeps its
+//! source.
 //!
-//! `settings` is the table of all settings, `environment` is the only reader of the environment, and `resolve` merges the
-//! sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
+//! `settings` is the table of all settings, `environment` is the only reader of the environment, and `resolve` merges
+//! the sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
 pub mod environment;
 mod network;
@@ -285,8 +286,8 @@ fn preload(effective: &Effective) -> Result<Vec<String>, ConfigError> {
     }
 }
 
-/// Returns the address to listen on. A separately set host or port replaces that part of `serve.listen` only if it comes
-/// from a stronger source.
+/// Returns the address to listen on. A separately set host or port replaces that part of `serve.listen` only if it
+/// comes from a stronger source.
 fn listen(effective: &Effective) -> Result<String, ConfigError> {
     let whole: String = effective.get("serve.listen")?;
     let Some((host, port)) = whole.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) else {

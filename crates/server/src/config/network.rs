@@ -72,8 +72,8 @@ impl Network {
     }
 }
 
-/// Returns whether a policy denies everything. One table that allows nothing is enough, because every table has to allow
-/// a connection.
+/// Returns whether a policy denies everything. One table that allows nothing is enough, because every table has to
+/// allow a connection.
 fn is_off(policy: &Policy) -> bool {
     policy.tables.iter().any(|table| table.allow.is_empty())
 }

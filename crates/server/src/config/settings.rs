@@ -1,5 +1,5 @@
-//! The only table of settings. Flags, their help, the keys of `sandpool.toml`, the pages of settings and environment, and
-//! `sandpool config` are all generated from it. A setting that is not in the table does not exist.
+//! The only table of settings. Flags, their help, the keys of `sandpool.toml`, the pages of settings and environment,
+//! and `sandpool config` are all generated from it. A setting that is not in the table does not exist.
 
 use std::sync::LazyLock;
 

@@ -56,8 +56,8 @@ impl Version {
         headers
     }
 
-    /// Returns whether the list of entity tags in a header names this version, or `None` if there is no such header. Our
-    /// tag contains no comma, so splitting the list at commas cannot miss it.
+    /// Returns whether the list of entity tags in a header names this version, or `None` if there is no such header.
+    /// Our tag contains no comma, so splitting the list at commas cannot miss it.
     fn is_in(&self, headers: &HeaderMap, name: HeaderName, weak: bool) -> Option<bool> {
         let mut lines = headers.get_all(name).iter().peekable();
         lines.peek()?;
@@ -114,8 +114,8 @@ pub(crate) fn decide(method: &Method, headers: &HeaderMap, version: &Version, si
     }
 }
 
-/// Evaluates one range. A request with several ranges or a malformed one gets the whole file, as the RFC allows, so that
-/// the server need not limit their number.
+/// Evaluates one range. A request with several ranges or a malformed one gets the whole file, as the RFC allows, so
+/// that the server need not limit their number.
 fn part(range: &HeaderValue, size: u64) -> Decision {
     let spec = || {
         let (unit, spec) = range.to_str().ok()?.split_once('=')?;

@@ -107,8 +107,8 @@ impl Default for Settings {
     }
 }
 
-/// Returns the router of the files. It has to be merged into another router, not nested, because addresses are read from
-/// the path as it was sent.
+/// Returns the router of the files. It has to be merged into another router, not nested, because addresses are read
+/// from the path as it was sent.
 pub fn router(engine: Engine, settings: Settings) -> Router {
     routes(EngineFiles(engine), settings)
 }

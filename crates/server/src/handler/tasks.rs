@@ -1,8 +1,8 @@
-//! Implements the Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663) for clients that declare it. Other clients
-//! never see a task.
+//! Implements the Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663) for clients that declare it. Other
+//! clients never see a task.
 //!
-//! A task is a background run of the engine. Its id is the run's id, which only its tenant can use, and its result is the
-//! tool's answer. This module has no state, so any connection of the tenant can ask for a task.
+//! A task is a background run of the engine. Its id is the run's id, which only its tenant can use, and its result is
+//! the tool's answer. This module has no state, so any connection of the tenant can ask for a task.
 
 use std::time::Duration;
 

@@ -98,9 +98,9 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Compares the end of the journal with the note, and reports lines that were cut while no server ran. The next line
-    /// then follows the noted one, so that `verify` shows the gap from then on. If there is no note, this writes the
-    /// first one, so that a missing note is noticed later.
+    /// Compares the end of the journal with the note, and reports lines that were cut while no server ran. The next
+    /// line then follows the noted one, so that `verify` shows the gap from then on. If there is no note, this writes
+    /// the first one, so that a missing note is noticed later.
     fn compare_note(&mut self) -> io::Result<()> {
         let path = head_path(&self.config.dir);
         match Head::read_note(&path) {

@@ -29,8 +29,8 @@ const SHOWN: usize = 64;
 const BODY_SHOWN: usize = 4000;
 
 /// The lines that `conversation` logs about a request on its way through the server, in the order of
-/// docs/dialects/conversation.md. `MoreFiles` counts the files beyond the first few. `CompletedWithError` is a call that
-/// succeeded although the code that it ran failed.
+/// docs/dialects/conversation.md. `MoreFiles` counts the files beyond the first few. `CompletedWithError` is a call
+/// that succeeded although the code that it ran failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum McpLine<'a> {
     Incoming { method: &'a str, id: &'a Value },
@@ -195,8 +195,8 @@ pub(crate) fn log_refused(peer: SocketAddr, message: &str, count: u64) {
     }
 }
 
-/// The line that `workbench` prescribes for each call: tool, duration, shortened and redacted key arguments, error code,
-/// sandbox.
+/// The line that `workbench` prescribes for each call: tool, duration, shortened and redacted key arguments, error
+/// code, sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToolLine<'a> {
     pub tool: &'a str,

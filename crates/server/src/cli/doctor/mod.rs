@@ -1,5 +1,5 @@
-//! `sandpool doctor` reports what this machine can do: the state of every isolation layer, runtime and limit, the reason,
-//! and what to do about it; and what sandboxes may reach.
+//! `sandpool doctor` reports what this machine can do: the state of every isolation layer, runtime and limit, the
+//! reason, and what to do about it; and what sandboxes may reach.
 
 mod network;
 mod runtimes;
