@@ -1,11 +1,11 @@
-# build   release binaries, guest and zygote inside         test   everything that must hold, for CI: about 20 minutes
-# run     build, prepare the languages, serve over HTTP    quick  tests without root, network and sandboxes: under a minute
-# check   format, lints, licences, documents               docs   write docs/settings.md and docs/environment.md
-# hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
-# neighbours  what one tenant notices of another's attacks, writes docs/neighbours.md
-# browser install Chromium for the sandboxes               clean  remove what was built
-# test-vm the program on other kernels, with cgroup v2 and systemd, under emulation (docs/lab.md)
-# measure lines, function lengths, repeated names; AGAINST=REV compares with a revision, LIST=1 names what was counted
+# build   build the release binary, guest included         test   run all tests, as CI does: about 20 minutes
+# run     build, prepare the languages, serve over HTTP    quick  run tests without root, network and sandboxes: under a minute
+# check   check format, lints, licences and documentation  docs   write docs/settings.md and docs/environment.md
+# hostile run all hostile tests, write docs/hostile.md     bench  install the alternatives, measure, write docs/benchmarks
+# neighbours  measure how attacks of one tenant affect another, write docs/neighbours.md
+# browser install Chromium for the sandboxes               clean  remove the build
+# test-vm test the program on other kernels, with cgroup v2 and systemd, under emulation (docs/lab.md)
+# measure count lines, function lengths, repeated names; AGAINST=REV compares with a revision, LIST=1 lists what was counted
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,21 +29,21 @@ run: build
 	@scripts/client-config '$(SANDPOOL)'
 	@exec $(SANDPOOL) serve
 
-# Without it everything else works; what wants a browser says how to get one.
+# The browser is optional. A tool that needs one says how to install it.
 browser:
 	@scripts/install chromium-headless-shell fonts-liberation libnss3-tools
 
 needs:
 	@scripts/test-needs
 
-# Neither root nor a sandbox; a network only for what the first build fetches.
+# These tests need neither root nor a sandbox. Only the first build needs a network, to fetch its dependencies.
 quick:
 	@scripts/test quick
 
 test:
 	@scripts/test
 
-# After `make test` nothing is built any more. KERNELS="bookworm bookworm-backports:plain", ARCH=aarch64: docs/lab.md.
+# After `make test` the build is up to date. docs/lab.md explains KERNELS="bookworm bookworm-backports:plain" and ARCH=aarch64.
 test-vm: needs
 ifeq ($(ARCH),aarch64)
 	@scripts/test-vm-arm64
@@ -55,11 +55,11 @@ endif
 hostile:
 	@scripts/test hostile
 
-# One tenant attacks, another works: what the second notices, measured with the release build. Writes docs/neighbours.md.
+# Measures with the release build how the attacks of one tenant affect the calls of another. Writes docs/neighbours.md.
 neighbours: build
 	SANDPOOL_NEIGHBOURS='$(abspath docs/neighbours.md)' SANDPOOL_NEIGHBOURS_BINARY='$(SANDPOOL)' scripts/test neighbours
 
-# AGAINST=BINARY: measures an older build by turns with this one, and nothing else. BENCH: more arguments, such as `--only warm`.
+# AGAINST=BINARY compares this build only with an older one, in alternating rounds. BENCH passes arguments, such as `--only warm`.
 bench: build
 	$(CARGO) build --locked --release --package sandpool-bench
 	@SANDPOOL='$(SANDPOOL)' AGAINST='$(AGAINST)' scripts/bench $(BENCH)

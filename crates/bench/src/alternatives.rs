@@ -1,6 +1,6 @@
-//! The alternatives that a user could choose. Each is a program in Python or in C that `scripts/bench` installed.
-//! Helpers in Python talk to those whose protocol only Python libraries implement; they exchange lines of JSON, so that
-//! their rounds can be interleaved with ours.
+//! The alternatives to Sandpool that are measured. `scripts/bench` installs them. Helpers in Python talk to those whose
+//! protocol only Python libraries implement; they exchange lines of JSON with the benchmark, so that their rounds can
+//! be interleaved with ours.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -28,7 +28,7 @@ pub(crate) fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, Be
     }
 }
 
-/// A helper that measures and replies with its measurements.
+/// A process that measures an alternative and replies with its measurements.
 pub(crate) struct Helper(LineChild);
 
 impl Helper {
@@ -43,7 +43,7 @@ impl Helper {
         Self::start(bench, &python, "gateway.py", include_str!("helpers/gateway.py"))
     }
 
-    /// Starts the helper for IPython's shell alone, in the runtime that sandboxes use.
+    /// Starts the helper for IPython's shell without a protocol around it, in the runtime that sandboxes use.
     pub(crate) fn bare(bench: &Bench) -> Result<Self, BenchError> {
         Self::start(bench, &bench.subject.python, "bare.py", include_str!("helpers/bare.py"))
     }
@@ -99,7 +99,7 @@ pub(crate) fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
     if output.stdout == b"1\n" { Ok(()) } else { Err(BenchError::Said("it did not print 1".into())) }
 }
 
-/// Starts the MCP server; its start is the first thing that is measured.
+/// Starts the MCP server mcp-run-python. Its start is measured, too.
 pub(crate) fn run_python(bench: &Bench) -> Result<Mcp, BenchError> {
     let bin = installed(bench, "mcp-run-python")?.join("python/bin");
     let mut command = command(bin.join("mcp-run-python"));

@@ -1,7 +1,7 @@
 //! Compares the browser with Playwright MCP: the same page, the same Chromium, the same client, in interleaved rounds.
 //!
-//! Our side includes everything: `sandpool stdio`, a sandbox, the proxy with a policy. Their side has a browser on the
-//! host without any of it.
+//! Our side includes `sandpool stdio`, a sandbox, and the proxy with a policy. Their side is a browser on the host
+//! without a sandbox and a proxy.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -31,7 +31,7 @@ const TIMES: usize = 5;
 /// Number of sandboxes, or servers, whose memory is measured.
 const LOOKS: usize = 3;
 
-/// A step on an open page: the names of its series, how both sides are asked, and the goal for our time relative to
+/// A step on an open page: the names of its series, the call that performs it, and the goal for our time relative to
 /// theirs.
 struct Step {
     what: &'static str,
@@ -40,13 +40,13 @@ struct Step {
     /// The series with `--timeout-settle 0`, and its goal.
     unsettled: Option<(&'static str, f64)>,
     share: Option<f64>,
-    ask: Ask,
+    perform: Perform,
 }
 
-type Ask = fn(&mut Shop) -> Result<TimedResult, BenchError>;
+type Perform = fn(&mut Shop) -> Result<TimedResult, BenchError>;
 
-const fn step(what: &'static str, [ours, theirs]: [&'static str; 2], share: Option<f64>, ask: Ask) -> Step {
-    Step { what, ours, theirs, unsettled: None, share, ask }
+const fn step(what: &'static str, [ours, theirs]: [&'static str; 2], share: Option<f64>, perform: Perform) -> Step {
+    Step { what, ours, theirs, unsettled: None, share, perform }
 }
 
 const STEPS: &[Step] = &[
@@ -104,14 +104,14 @@ fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchEr
         samples.take(TRUE, || true_times(bench, 10))?;
         for step in STEPS {
             for _ in 0..TIMES {
-                let whom = [
+                let subjects = [
                     (Some(step.ours), &mut ours),
                     (Some(step.theirs), &mut theirs),
                     (step.unsettled.map(|(name, _)| name), &mut unsettled),
                 ];
-                for (name, shop) in whom {
+                for (name, shop) in subjects {
                     let (Some(name), Some(shop)) = (name, shop) else { continue };
-                    samples.take(name, || Ok(vec![(step.ask)(shop)?.seconds]))?;
+                    samples.take(name, || Ok(vec![(step.perform)(shop)?.seconds]))?;
                     bench.children.check()?;
                 }
             }
@@ -161,7 +161,7 @@ fn lines(samples: &Samples) -> Vec<ReportRow> {
     lines
 }
 
-/// Makes a row from our series, our series with empty pools if there is one, and the series of the alternative.
+/// Returns a row for our series, our series with empty pools if there is one, and the series of the alternative.
 fn beside(
     samples: &Samples,
     what: &str,

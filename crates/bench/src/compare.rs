@@ -9,7 +9,7 @@ use std::fmt;
 use crate::report::Figure;
 use crate::stats::quantile;
 
-/// Ratios of the new build to the old one, with a line for each figure and series that both have.
+/// The ratios of the new build to the old one, with a line for each figure and series that both have.
 #[derive(Debug)]
 pub struct Comparison {
     pub rounds: usize,

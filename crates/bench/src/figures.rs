@@ -1,4 +1,4 @@
-//! The figures: for each, what is measured, in which rounds, and which lines of the table result.
+//! The figures. Each function measures one figure in interleaved rounds and returns its rows of the table.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -313,7 +313,7 @@ fn javascript(bench: &Bench) -> Result<Figure, BenchError> {
 const NEW: &str = "sandpool, new conversations";
 const EMPTY_NEW: &str = "sandpool, new conversations, empty pools";
 
-/// Reason why this figure has no value with empty pools.
+/// The reason why the figure `oneshot` has no value with empty pools for a conversation that continues.
 const AHEAD: &str = "a conversation that goes on has its next sandbox made ahead, whatever the pools are";
 
 fn oneshot(bench: &Bench) -> Result<Figure, BenchError> {

@@ -1,4 +1,5 @@
-//! Units and floors that are shown beside the figures: nothing on this machine can be faster than these.
+//! The unit of measure, and floors that are shown beside the figures. Nothing on this machine can be faster than a
+//! floor.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::Instant;
 use crate::process::{Process, command, run};
 use crate::{Bench, BenchError};
 
-/// The unit of measure.
+/// The unit of measure, `T`.
 pub(crate) const TRUE: &str = "fork+exec of /bin/true";
 pub(crate) const PIPE: &str = "pipe ping-pong, two processes";
 pub(crate) const CELL: &str = "bare run_cell";

@@ -55,7 +55,7 @@ impl BenchError {
     }
 }
 
-/// Amount of measurements.
+/// How much is measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub rounds: usize,
@@ -70,7 +70,7 @@ pub struct Plan {
     /// Number of contexts under load, and of kernels of the alternative.
     pub loaded: usize,
     pub load: Duration,
-    /// Pause between two creates, in which the pool refills. The unit of measure is not taken while it does.
+    /// Pause between two creates, in which the pool refills. `T` is measured after the pause.
     pub pause: Duration,
 }
 

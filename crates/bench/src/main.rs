@@ -1,4 +1,4 @@
-//! `sandpool-bench`: measures a `sandpool` binary beside floors and alternatives, or beside another build of it.
+//! `sandpool-bench` measures a `sandpool` binary beside floors and alternatives, or beside another build of it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use bench::{BenchError, BenchReport, Children, Comparison, NAMES, Options, Plan}
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Measure a `sandpool` binary on this machine, beside what it could be at best and what else there is
+/// Measure a `sandpool` binary on this machine, and compare it with floors and alternatives
 ///
 /// Starts servers with a temporary state directory, calls them over stdio and HTTP, and prints a table: each figure with its goal, and
 /// the ratio to each alternative. `make bench` builds the binary and installs the alternatives first. It takes some minutes, on a machine
@@ -32,7 +32,7 @@ struct Cli {
     /// Interleaved rounds of each figure
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// Directory of the alternatives that `scripts/bench` installed; without it only floors stand beside
+    /// Directory of the alternatives that `scripts/bench` installed; without it, only floors are measured
     #[arg(long, value_name = "DIR")]
     alternatives: Option<PathBuf>,
     /// Directory to write `results.json`, `results.md` and `results.svg` to

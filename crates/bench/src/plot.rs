@@ -1,5 +1,5 @@
-//! Draws the picture: how many times better than each alternative, on a logarithmic scale. It is readable on light and
-//! on dark backgrounds.
+//! Draws the picture, which shows how many times better Sandpool is than each alternative, on a logarithmic scale. The
+//! picture is readable on light and on dark backgrounds.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,4 @@
-//! The processes of a benchmark. They are started here, each in a separate process group, and ended here, whatever
-//! happens.
+//! Starts the processes of a benchmark, each in a separate process group, and ends them, whatever happens.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;

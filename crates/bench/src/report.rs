@@ -1,4 +1,4 @@
-//! The results: figures made of lines, each with its goal, and the one table that shows them.
+//! The results of a benchmark, and the table that shows them. A figure has rows, each with its goal.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -195,7 +195,7 @@ impl BenchReport {
         rows
     }
 
-    /// Returns what could not be measured, and what was noticed during the measurement.
+    /// Returns what was noticed during the measurement, and what could not be measured.
     pub(crate) fn notes(&self) -> Vec<String> {
         let failed = self.figures.iter().flat_map(|figure| {
             figure.failed.iter().map(|(subject, why)| format!("`{}`, {subject}: {why}", figure.name))

@@ -14,7 +14,7 @@ use crate::{Bench, BenchError};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Whether sandboxes wait ready.
+/// How many sandboxes wait ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pool {
     /// The pool has its default configuration.
@@ -71,7 +71,7 @@ impl Http {
     }
 }
 
-/// Polls every two milliseconds, which is little compared to the time that is waited for.
+/// Polls `look` every two milliseconds, a pause that is short compared to the time that is waited for.
 fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, BenchError> {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {

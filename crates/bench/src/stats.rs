@@ -30,8 +30,8 @@ impl Samples {
         self.rounds.push(BTreeMap::new());
     }
 
-    /// Adds values of a subject to this round. A subject that failed before is not tried again, and its reason stays.
-    /// Only an interruption ends everything.
+    /// Adds values of a subject to this round. A subject that failed before is not measured again. Only an interruption
+    /// is returned as an error.
     pub(crate) fn take(
         &mut self,
         subject: &'static str,
@@ -55,7 +55,7 @@ impl Samples {
         Ok(())
     }
 
-    /// Adds values of a subject that needs something, unless it could not be had (see [`Samples::need`]).
+    /// Adds values of a subject that needs something, unless that is missing (see [`Samples::need`]).
     pub(crate) fn take_from<T>(
         &mut self,
         subject: &'static str,

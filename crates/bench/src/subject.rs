@@ -1,4 +1,4 @@
-//! A `sandpool` binary that is measured, and what its command line reports about it.
+//! The `sandpool` binary under test, and the facts that its command line reports.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ pub(crate) struct Subject {
     pub node: Option<PathBuf>,
     /// Path of Chromium.
     pub browser: Option<PathBuf>,
-    /// Names and versions of the software that it runs.
+    /// Names and versions of the software that the binary runs.
     pub versions: Vec<(String, String)>,
     /// Settings as lines of TOML: the runtimes and the browser that it would use, without other settings of the caller.
     pub settings: String,

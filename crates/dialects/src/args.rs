@@ -15,7 +15,7 @@ use crate::{Field, FieldKind};
 
 pub type Args = Map<String, Value>;
 
-/// Refusal of arguments: an error code of the dialect and a message for the model.
+/// The refusal of arguments, with an error code of the dialect and a message for the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArgError {
     pub code: &'static str,
@@ -23,7 +23,7 @@ pub struct ArgError {
 }
 
 impl ArgError {
-    /// Every refusal has this code unless it needs another one. Dialects with codes replace it.
+    /// The code of a refusal that needs no special one. Dialects with codes replace it by theirs.
     pub(crate) const INVALID: &'static str = "INVALID_ARGUMENT";
 
     /// Creates a refusal whose message contains the field's name.
@@ -41,7 +41,7 @@ pub(crate) trait Arguments: Sized {
 }
 
 /// Declares the arguments of tools. An argument whose name is not a name in Rust is written `member as "name"`. A
-/// function after `=` returns the value that the schema names as that of an absent argument.
+/// function after `=` returns the default value that the schema names.
 macro_rules! args {
     ($(
         $(#[$meta:meta])*
@@ -96,9 +96,9 @@ pub(crate) use {args, choices, wire_name};
 pub(crate) trait Argument: Sized {
     const KIND: FieldKind = FieldKind::Text;
     const REQUIRED: bool = true;
-    /// These values are advertised; free text has none.
+    /// The values that the schema names; empty for free text.
     const CHOICES: &'static [&'static str] = &[];
-    /// If this is true, an empty text counts as absent, and is refused even if the argument is optional.
+    /// Whether an empty text counts as absent, and is refused even if the argument is optional.
     const FILLED: bool = false;
 
     fn parse(field: &str, value: &Value) -> Result<Self, ArgError>;
@@ -164,7 +164,7 @@ pub(crate) fn text<'a>(field: &str, value: &'a Value) -> Result<&'a str, ArgErro
     value.as_str().map_or_else(|| wrong(field, "a string", value), Ok)
 }
 
-/// Returns the value that stands beside the given text in `choices`.
+/// Returns the value that has the given name in `choices`.
 pub(crate) fn choice<T: Copy>(field: &str, value: &Value, choices: &[(&str, T)]) -> Result<T, ArgError> {
     let text = text(field, value)?;
     let named = choices.iter().find(|(name, _)| *name == text);
@@ -201,7 +201,7 @@ impl Argument for bool {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Whole<const LEAST: u64, const MOST: u64>(pub u64);
 
-/// Counts something. The upper bound is a number that every client can write exactly.
+/// A number of things. Every client can write its upper bound exactly.
 pub(crate) type Count = Whole<1, { 1 << 52 }>;
 
 impl<const LEAST: u64, const MOST: u64> Argument for Whole<LEAST, MOST> {
@@ -212,7 +212,7 @@ impl<const LEAST: u64, const MOST: u64> Argument for Whole<LEAST, MOST> {
     }
 }
 
-/// Holds a number of seconds whose limit depends on the operator or on other arguments.
+/// Holds a number of seconds, whose limit depends on the operator and on other arguments.
 pub(crate) struct Timeout(Number);
 
 impl Argument for Timeout {

@@ -24,13 +24,13 @@ pub use links::Links;
 pub use operation::Lowered;
 pub use shared::untrusted::Fence;
 
-/// One dialect, as one document describes it.
+/// One dialect, as its document describes it.
 pub struct Dialect {
     /// Name of the dialect, and of its realm in the engine.
     pub id: &'static str,
     /// Rules of the dialect's realm, which the operator's settings change.
     pub realm: fn() -> RealmConfig,
-    /// What the settings of `[dialect.<id>]` mean in this dialect.
+    /// Help texts of the settings in `[dialect.<id>]` for this dialect.
     pub limit_help: LimitHelp,
     /// Log lines of the server's start, if this is the default dialect.
     pub startup: fn(&StartupStep<'_>) -> Vec<String>,
@@ -51,7 +51,7 @@ pub struct Dialect {
     pub background: Option<&'static ToolRow>,
 }
 
-/// Meaning of the settings whose meaning differs between dialects.
+/// Help texts of the settings whose meaning differs between dialects.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitHelp {
     pub memory: &'static str,
@@ -99,8 +99,8 @@ pub struct ToolRow {
     pub render_error: fn(&RenderInput<'_>, &EngineError) -> Reply,
 }
 
-/// Makes a row of a tool's name, its hints, the function that its arguments are passed to, the schema of its answers,
-/// and the function that renders errors. The arguments are those of the function's first parameter.
+/// Makes a row from a tool's name, its hints, the function that its arguments are passed to, the schema of its answers,
+/// and the function that renders errors. The type of the function's first parameter declares the arguments.
 macro_rules! tool {
     ($name:literal, $hints:expr, $call:path, $output:expr, $error:path) => {
         $crate::ToolRow {
@@ -118,7 +118,7 @@ macro_rules! tool {
 
 pub(crate) use tool;
 
-/// A tool's function returns this.
+/// What the function of a tool returns: the operation of a call, or the refusal of its arguments.
 pub(crate) type Lowering = Result<Lowered, ArgError>;
 
 const fn fields_of<A: args::Arguments>(_: fn(A, &Options) -> Lowering) -> &'static [Field] {
@@ -126,12 +126,12 @@ const fn fields_of<A: args::Arguments>(_: fn(A, &Options) -> Lowering) -> &'stat
 }
 
 impl ToolRow {
-    /// Renders an outcome. One that does not belong to the operation is a defect of this server, and is reported rather
-    /// than hidden.
-    pub fn render(&self, scene: &RenderInput<'_>, render: operation::Renderer, outcome: Outcome) -> Reply {
-        render(scene, outcome).map(Reply::Answer).unwrap_or_else(|| {
+    /// Renders an outcome. An outcome that does not belong to the operation is a defect of this server, and is reported
+    /// as an error.
+    pub fn render(&self, input: &RenderInput<'_>, render: operation::Renderer, outcome: Outcome) -> Reply {
+        render(input, outcome).map(Reply::Answer).unwrap_or_else(|| {
             let why = "the engine gave another kind of answer than was asked for";
-            (self.render_error)(scene, &EngineError::Sandbox(why.into()))
+            (self.render_error)(input, &EngineError::Sandbox(why.into()))
         })
     }
 
@@ -153,7 +153,7 @@ pub struct Options {
     /// Maximum timeout that a call may ask for, in seconds.
     pub max_timeout: u64,
     pub max_command_timeout: u64,
-    /// Whether clients are shown the path of a shared volume on the host.
+    /// Whether clients may see the path of a shared volume on the host.
     pub show_host_paths: bool,
 }
 
@@ -190,7 +190,7 @@ impl RenderInput<'_> {
     }
 }
 
-/// Reply to a call that has no outcome.
+/// The reply to a call: an answer, or an error of JSON-RPC.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     Answer(Answer),
@@ -232,7 +232,6 @@ pub enum FieldKind {
     Text,
     Flag,
     Whole,
-    Number,
     TextList,
     /// An object whose values are strings.
     TextMap,
@@ -249,7 +248,7 @@ impl Hints {
     const READS: Self = Self { read_only: true, destructive: false, idempotent: true };
     const ADDS: Self = Self { read_only: false, destructive: false, idempotent: false };
     const ACTS: Self = Self { read_only: false, destructive: true, idempotent: false };
-    /// Doing it twice has the same effect as doing it once.
+    /// A call that is repeated has no further effect.
     const REPLACES: Self = Self { read_only: false, destructive: true, idempotent: true };
 }
 
@@ -272,7 +271,7 @@ impl std::str::FromStr for Lang {
     }
 }
 
-/// Answer to a call: blocks for readers and an object for programs, both with the same facts.
+/// The answer to a call: blocks for readers and an object for programs, both with the same facts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub blocks: Vec<Block>,
@@ -281,7 +280,7 @@ pub struct Answer {
     /// clients check it even in an error.
     pub fits: bool,
     pub is_error: bool,
-    /// Members of the result beside `content`, for documents that have some.
+    /// Further members of the result beside `content`, which some documents have.
     pub extra: Map<String, Value>,
 }
 
@@ -366,7 +365,7 @@ impl Dialect {
         self.tools.iter().find(|row| row.name == name)
     }
 
-    /// Returns what the server tells a model about itself, in the chosen language.
+    /// Returns the server's instructions for a model, in the chosen language.
     pub fn instructions(&self, lang: Lang) -> Option<&'static str> {
         prose::section(self.prose(lang), "server").map(prose::description)
     }
@@ -409,7 +408,6 @@ impl Field {
             FieldKind::Text => text(),
             FieldKind::Flag => json!({ "type": "boolean" }),
             FieldKind::Whole => json!({ "type": "integer" }),
-            FieldKind::Number => json!({ "type": "number" }),
             FieldKind::TextList => json!({ "type": "array", "items": text() }),
             FieldKind::TextMap => json!({ "type": "object", "additionalProperties": text() }),
         };

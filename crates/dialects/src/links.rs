@@ -1,7 +1,7 @@
 //! Links to files: `<base>/files/<key>/<path>`. The key is the permission; a link can also carry an expiry time and a
 //! signature.
 //!
-//! Links are written and parsed only here. This module uses no clock: its caller supplies the time.
+//! Only this module writes and parses links. It uses no clock; its caller supplies the time.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const LONGEST_PATH: usize = 4096;
 /// Path of the files below the base address.
 const ROOT: &str = "/files/";
 
-/// How links are written. No links can be made without a base address.
+/// Settings with which links are written. Without a base address there are no links.
 #[derive(Debug, Clone, Default)]
 pub struct Links {
     /// Scheme, host and port, without a slash at the end.
@@ -33,7 +33,7 @@ pub struct Expiring {
 }
 
 impl Links {
-    /// Returns the same settings for links that are written at this time.
+    /// Returns the same settings for links that are written at the time `now`.
     pub fn at(&self, now: u64) -> Self {
         let mut links = self.clone();
         if let Some(expiring) = &mut links.expiring {

@@ -1,6 +1,6 @@
-//! Determines the type of a file from the end of its name. Unknown files are plain bytes.
+//! Determines the media type of a file from the extension of its name. A file with another extension is plain bytes.
 
-/// Types of the files that people make in sandboxes.
+/// Extensions and media types of the files that are common in sandboxes.
 const KNOWN: &[(&str, &str)] = &[
     ("css", "text/css"),
     ("csv", "text/csv"),

@@ -1,4 +1,4 @@
-//! Operations of the engine, each tied to the type of its outcome, so that a tool can render no other.
+//! Ties each operation of the engine to the type of its outcome, so that a tool cannot render another outcome.
 
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ impl<T: 'static> Operation<T> {
         self,
         render: impl FnOnce(&RenderInput<'_>, T) -> Answer + Send + 'static,
     ) -> Result<Lowered, ArgError> {
-        let render: Renderer = Box::new(move |scene, outcome| Some(render(scene, (self.outcome)(outcome)?)));
+        let render: Renderer = Box::new(move |input, outcome| Some(render(input, (self.outcome)(outcome)?)));
         Ok(Lowered { op: self.op, render })
     }
 }
 
-/// Answers a run: it has ended, or it continues in the background.
+/// The outcome of a run that has ended, or that continues in the background.
 pub(crate) enum RunReply {
     Ended(Box<Ran>),
     Started(Box<RunInfo>),
@@ -49,7 +49,7 @@ pub(crate) struct FileWritten {
 pub(crate) struct FileRead {
     pub path: String,
     pub content: Vec<u8>,
-    /// This is the size of the whole file. `content` is empty if the file is too large for an answer.
+    /// Size of the whole file. `content` is empty if the file is too large for an answer.
     pub size: u64,
     pub key: String,
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Describes the types of which the objects of answers consist.
 pub(crate) trait Output: Serialize {
-    /// If this is true, a member of the type is always present.
+    /// Whether a member of this type is always present.
     const REQUIRED: bool = true;
 
     fn schema() -> Value;

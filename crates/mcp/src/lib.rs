@@ -1,9 +1,9 @@
-//! The Model Context Protocol's transports, in front of any rmcp service: lines ([`stdio`]) and Streamable HTTP
+//! The transports of the Model Context Protocol in front of any rmcp service: lines ([`stdio`]) and Streamable HTTP
 //! ([`http`]), with all revisions of the protocol.
 //!
 //! This crate adds what rmcp lacks: every message is answered or deliberately ignored, no answer reaches another
-//! request, a panic is an error, and what clients send is within budgets. It knows no dialect and no tool; a service for
-//! each request is passed in.
+//! request, a panic becomes an error, and the data of clients stays within budgets. The crate knows no dialect and no
+//! tool; its caller passes in a service for each request.
 #![warn(unreachable_pub)]
 
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ mod message;
 mod service;
 pub mod stdio;
 
-pub use message::{MAX_ASIDE, weight};
+pub use message::{MAX_UNSOLICITED, weight};
 pub use service::{ExtraMembers, is_modern};
 
 use service::Guarded;
@@ -45,23 +45,23 @@ impl Caller {
     }
 }
 
-/// Origin of a request; the transport puts it into the request's extensions.
+/// The origin of a request. The transport puts it into the request's extensions.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
     /// Id that the client gave to the request.
     pub id: Value,
-    /// Id that this server gave to the request; it is the same in every line about it.
+    /// Id that this server gave to the request. It is the same in every log line about the request.
     pub request_id: Option<String>,
     pub peer: Option<SocketAddr>,
 }
 
-/// Channel for the notifications of a request; a transport without a service loop puts it into the request's
+/// A channel for the notifications of a request. A transport without a service loop puts it into the request's
 /// extensions.
 #[derive(Clone)]
 pub struct Outlet(pub mpsc::Sender<ServerNotification>);
 
 /// A slot for a result that is already encoded. A transport that can send such a result puts the slot into a request's
-/// extensions; a handler that fills it returns an empty result.
+/// extensions. A handler that fills the slot returns an empty result.
 #[derive(Clone, Default)]
 pub struct Prepared(Arc<OnceLock<Bytes>>);
 
@@ -76,8 +76,8 @@ impl Prepared {
     }
 }
 
-/// Signal in a tool call's extensions that is cancelled when the call has its place in the engine's queue. rmcp starts
-/// the handlers of several requests in any order; a transport that waits for this signal between them keeps the
+/// A signal in a tool call's extensions, which is cancelled when the call has its place in the engine's queue. rmcp
+/// starts the handlers of several requests in any order; a transport that waits for this signal between them keeps the
 /// client's order.
 #[derive(Clone)]
 pub struct QueuedSignal(pub CancellationToken);

@@ -1,10 +1,10 @@
-//! Splits bytes into lines within a limit. A line over the limit is never held whole, and it does not affect the next
-//! line.
+//! Splits bytes into lines within a limit. A line over the limit is never in memory as a whole, and it does not affect
+//! the next line.
 
 /// Maximum length of a line in bytes.
 pub(super) const MAX_LINE: usize = 24 << 20;
 
-/// Bytes kept of both ends of a line over the limit, in order to find the id of its request.
+/// Number of bytes that are stored of each end of a line over the limit, in order to find the id of its request.
 const ENDS: usize = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

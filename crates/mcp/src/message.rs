@@ -1,4 +1,4 @@
-//! Parses one line into JSON-RPC messages, strictly: the dispatcher sees exactly what was sent, once, or the line is
+//! Parses one line into JSON-RPC messages. Parsing is strict: the dispatcher sees exactly what was sent, or the line is
 //! refused with a reason.
 //!
 //! Parsing has no side effects. This module knows JSON-RPC and the shape of MCP's requests, but no sessions.
@@ -22,7 +22,7 @@ pub(crate) const INTERNAL_ERROR: i32 = -32603;
 /// Maximum number of messages in a batch.
 const MAX_BATCH: usize = 50;
 
-/// Maximum number of values in one message. Each value costs many times its length in the text as memory.
+/// Maximum number of values in one message. In memory, a value takes many times its length in the text.
 const MAX_VALUES: usize = 100_000;
 
 /// Maximum length of an id in bytes. Ids are echoed, and a token or a number is enough for one.
@@ -190,7 +190,7 @@ fn notification(method: &str, params: Option<Value>) -> Message {
     }
 }
 
-/// Converts a request to rmcp's types. A request that fits no type stays as it is and is refused later.
+/// Converts a request to rmcp's types. A request that fits no type becomes a custom request, which is refused later.
 fn request(method: String, params: Option<Value>) -> Result<(ClientRequest, usize), String> {
     let mut params = match params {
         None | Some(Value::Null) => Map::new(),
@@ -202,7 +202,7 @@ fn request(method: String, params: Option<Value>) -> Result<(ClientRequest, usiz
         None | Some(Value::Null) => RequestMetaObject::default(),
         Some(Value::Object(meta)) => {
             let bytes = object(&meta);
-            small("`_meta`", bytes)?;
+            check_unsolicited("`_meta`", bytes)?;
             weight += bytes;
             RequestMetaObject(MetaObject(meta))
         }
@@ -277,7 +277,7 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
     };
     // No tool needs much data in any other member.
     for (name, value) in &params {
-        small(&format!("`{}` of `params`", text::shown(name)), weight(value))?;
+        check_unsolicited(&format!("`{}` of `params`", text::shown(name)), weight(value))?;
     }
     let call = match params.remove("inputResponses") {
         None | Some(Value::Null) => call,
@@ -293,14 +293,14 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
 
 /// Maximum memory of unsolicited data in a request: unknown members and arguments, and members that this server never
 /// asks for.
-pub const MAX_ASIDE: usize = 64 << 10;
+pub const MAX_UNSOLICITED: usize = 64 << 10;
 
-/// Bytes that every call is counted with while it is handled, in addition to its content.
+/// Bytes that are counted for every call while it is handled, in addition to its content.
 const CALL: usize = 4096;
 
-fn small(what: &str, weight: usize) -> Result<(), String> {
-    match weight > MAX_ASIDE {
-        true => Err(format!("{what} takes {weight} bytes, which is over the limit of {MAX_ASIDE}")),
+fn check_unsolicited(what: &str, weight: usize) -> Result<(), String> {
+    match weight > MAX_UNSOLICITED {
+        true => Err(format!("{what} takes {weight} bytes, which is over the limit of {MAX_UNSOLICITED}")),
         false => Ok(()),
     }
 }
@@ -324,8 +324,8 @@ fn inside(value: &Value) -> usize {
 /// about half full, except that of an object with few members.
 fn object(members: &Map<String, Value>) -> usize {
     const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 2 * size_of::<usize>();
-    let held = |(key, value): (&String, &Value)| key.capacity() + inside(value);
-    members.len().div_ceil(6) * NODE + members.iter().map(held).sum::<usize>()
+    let heap = |(key, value): (&String, &Value)| key.capacity() + inside(value);
+    members.len().div_ceil(6) * NODE + members.iter().map(heap).sum::<usize>()
 }
 
 /// Parses JSON without duplicate keys. A message with valid grammar that cannot be accepted gets an error with the id
@@ -341,9 +341,6 @@ fn parse(line: &[u8]) -> Result<Value, Fault> {
     }
     Err(Fault::new(id, PARSE_ERROR, format!("parse error: {error}")))
 }
-
-/// Length in bytes from which a message takes long to read.
-pub(crate) const LONG: usize = 256 << 10;
 
 fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
     /// Maximum number of numbers outside the range of a double that are replaced in one message. In a message that is
@@ -374,7 +371,7 @@ fn strict_once(line: &[u8]) -> Result<Value, serde_json::Error> {
     Ok(value)
 }
 
-/// Returns the range of the number that ends near an error, whose place is a line and a column (counted from 1).
+/// Returns the range of the number that ends near the position of an error, which is a line and a column from 1.
 fn number_before(line: &[u8], error: &serde_json::Error) -> Option<std::ops::Range<usize>> {
     let before: usize = line.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len).sum();
     let column = before + error.column();

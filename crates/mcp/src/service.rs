@@ -17,15 +17,15 @@ use serde_json::{Map, Value};
 use text::shown;
 use tokio_util::sync::CancellationToken;
 
-/// A handler with this wrapper around it.
+/// A handler in this wrapper.
 pub(crate) struct Guarded<S> {
     pub service: S,
-    /// Cancels every call that still runs, as the last step of a shutdown. Over HTTP the calls' own tokens are its
-    /// children.
+    /// Token that cancels every call that still runs, as the last step of a shutdown. Over HTTP there is none, because
+    /// the calls' own tokens are children of the server's.
     pub halt: Option<CancellationToken>,
 }
 
-/// Members of a result in addition to those that rmcp knows; a handler finds this in its request's extensions.
+/// Members of a result in addition to those that rmcp knows. A handler finds them in its request's extensions.
 #[derive(Clone, Default)]
 pub struct ExtraMembers(Arc<Mutex<Map<String, Value>>>);
 
@@ -59,8 +59,8 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
             return Err(not_found(request.method()));
         }
         self.refuse_undeclared(&request)?;
-        let beside = ExtraMembers::default();
-        context.extensions.insert(beside.clone());
+        let extra = ExtraMembers::default();
+        context.extensions.insert(extra.clone());
         let what = match &request {
             ClientRequest::CallToolRequest(call) => shown(&call.params.name).into_owned(),
             other => shown(other.method()).into_owned(),
@@ -81,7 +81,7 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
             }
         };
         match handled {
-            Ok(result) => result.map(|result| beside.add_to(result)),
+            Ok(result) => result.map(|result| extra.add_to(result)),
             Err(Panicked) => {
                 tracing::error!(what, "a handler panicked");
                 Err(ErrorData::internal_error(format!("internal error in {what}: the call was given up"), None))

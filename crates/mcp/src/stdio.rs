@@ -1,8 +1,8 @@
-//! MCP over lines: connects the client's bytes to rmcp's service loop.
+//! Serves MCP over lines: connects the client's bytes to rmcp's service loop.
 //!
-//! rmcp falls silent or stops on much that real clients send. Here every line is answered or deliberately ignored:
+//! rmcp does not answer, or stops, on many inputs of real clients. Here every line is answered or deliberately ignored:
 //! malformed JSON, bad envelopes, batches, endless lines, ids used twice, calls before `initialize`, the end of input
-//! with calls in flight. Internally every request gets an id of ours, so that an answer can never reach another
+//! with calls in flight. Internally this module gives every request a new id, so that an answer can never reach another
 //! request.
 
 use std::collections::HashMap;
@@ -28,11 +28,11 @@ use super::line::{InputLine, LineSplitter, MAX_LINE};
 use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
 use super::{Caller, Guarded, Origin, QueuedSignal};
 
-/// Maximum number of requests without an answer; the next request is read when one of them is answered.
+/// Maximum number of requests without an answer. The next request is read when one of them is answered.
 const MAX_IN_FLIGHT: u32 = 256;
 
 /// Maximum time for cancelled calls to end, and then for output to be written to a client that does not read.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
 pub struct StdioOptions {
@@ -88,44 +88,44 @@ pub async fn serve<S: Service<RoleServer>>(
     let (out, lines_out) = mpsc::channel(16);
     let writer = tokio::spawn(write_lines(output, lines_out, gone.clone()));
     let (to_service, from_client) = mpsc::channel(1);
-    let session = Arc::new(StdioConnection::new(out));
+    let connection = Arc::new(StdioConnection::new(out));
     // There is one client in one process.
     let caller = Caller::local(Some("stdio".into()));
     let service = serve_directly_with_ct(
         Guarded { service: make(caller), halt: Some(halt.clone()) },
-        ServiceTransport { session: session.clone(), from_client },
+        ServiceTransport { connection: connection.clone(), from_client },
         None,
         CancellationToken::new(),
     );
 
     let end = tokio::select! {
-        end = read_lines(input, &session, &to_service) => end,
+        end = read_lines(input, &connection, &to_service) => end,
         () = shutdown.cancelled() => Ok(StdioEnd::Shutdown),
         () = gone.cancelled() => Ok(StdioEnd::ClientGone),
     };
     tokio::select! {
-        _ = timeout(options.grace, session.idle()) => {}
+        _ = timeout(options.grace, connection.idle()) => {}
         () = gone.cancelled() => {}
     }
     halt.cancel();
-    let _ = timeout(LAST_WORDS, session.idle()).await;
+    let _ = timeout(END_TIMEOUT, connection.idle()).await;
     drop(to_service);
     service.waiting().await?;
-    drop(session);
+    drop(connection);
     finish(writer).await;
     end
 }
 
 /// Waits for the remaining output to be written, but not for a client that does not read.
 async fn finish(mut writer: tokio::task::JoinHandle<()>) {
-    if timeout(LAST_WORDS, &mut writer).await.is_err() {
+    if timeout(END_TIMEOUT, &mut writer).await.is_err() {
         writer.abort();
     }
 }
 
 async fn read_lines(
     mut input: impl AsyncRead + Unpin,
-    session: &Arc<StdioConnection>,
+    connection: &Arc<StdioConnection>,
     service: &mpsc::Sender<ClientJsonRpcMessage>,
 ) -> Result<StdioEnd, StdioError> {
     let mut lines = LineSplitter::new(MAX_LINE);
@@ -134,7 +134,7 @@ async fn read_lines(
         let length = input.read(&mut buffer).await.map_err(StdioError::Read)?;
         let complete = if length == 0 { lines.finish().into_iter().collect() } else { lines.push(&buffer[..length]) };
         for line in complete {
-            session.take_line(line, service).await;
+            connection.take_line(line, service).await;
         }
         if length == 0 {
             return Ok(StdioEnd::EndOfInput);
@@ -142,7 +142,7 @@ async fn read_lines(
     }
 }
 
-/// Writes all lines; nothing else writes to the output. It returns when all senders are gone, and cancels `gone` if the
+/// Writes all lines. Nothing else writes to the output. It returns when all senders are gone, and cancels `gone` if the
 /// client no longer reads.
 async fn write_lines(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Receiver<Vec<u8>>, gone: CancellationToken) {
     while let Some(mut line) = lines.recv().await {
@@ -181,10 +181,10 @@ struct Waiting {
 struct Waiter {
     id: Value,
     batch: Option<Arc<Batch>>,
-    /// Permit that is released when the answer is on its way.
+    /// Permit that is released when the answer is queued for the client.
     _room: OwnedSemaphorePermit,
-    /// Ends the wait for the call's place in the engine's queue, because an answer ends that wait too.
-    _begun: DropGuard,
+    /// Guard that ends the wait for the call's place in the engine's queue, because a call with an answer needs none.
+    _queued: DropGuard,
 }
 
 impl StdioConnection {
@@ -264,18 +264,18 @@ impl StdioConnection {
             ClientRequest::InitializeRequest(request) => Some(request.params.protocol_version.as_str().to_owned()),
             other => other.get_meta().protocol_version().map(|version| version.as_str().to_owned()),
         };
-        let begun = CancellationToken::new();
-        let Some(ours) = self.enter(&id, revision, batch, room, begun.clone().drop_guard()) else {
+        let queued = CancellationToken::new();
+        let Some(ours) = self.enter(&id, revision, batch, room, queued.clone().drop_guard()) else {
             let fault = Fault::new(id, INVALID_REQUEST, "a request with this `id` is still running");
             return self.deliver(batch, fault.encode()).await;
         };
         let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
-        request.extensions_mut().insert(QueuedSignal(begun.clone()));
+        request.extensions_mut().insert(QueuedSignal(queued.clone()));
         request.extensions_mut().insert(Origin { id: id.clone(), ..Origin::default() });
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
         if is_call {
             tokio::select! {
-                () = begun.cancelled() => {}
+                () = queued.cancelled() => {}
                 () = service.closed() => {}
             }
         }
@@ -288,7 +288,7 @@ impl StdioConnection {
         revision: Option<String>,
         batch: Option<&Arc<Batch>>,
         room: OwnedSemaphorePermit,
-        begun: DropGuard,
+        queued: DropGuard,
     ) -> Option<i64> {
         let mut waiting = self.waiting();
         let key = id.to_string();
@@ -298,7 +298,7 @@ impl StdioConnection {
         waiting.last += 1;
         let ours = waiting.last;
         waiting.ids.insert(key, ours);
-        waiting.calls.insert(ours, Waiter { id: id.clone(), batch: batch.cloned(), _room: room, _begun: begun });
+        waiting.calls.insert(ours, Waiter { id: id.clone(), batch: batch.cloned(), _room: room, _queued: queued });
         if revision.is_some() {
             waiting.revision = revision;
         }
@@ -312,7 +312,7 @@ impl StdioConnection {
         Some(waiter)
     }
 
-    /// Cancels a request. It gets no answer: the protocol says so, and rmcp drops it.
+    /// Cancels a request. It gets no answer, as the protocol demands; rmcp drops the answer.
     async fn cancel(&self, id: &Value, reason: Option<String>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
         let ours = self.waiting().ids.get(&id.to_string()).copied();
         let Some((ours, waiter)) = ours.and_then(|ours| Some((ours, self.leave(ours)?))) else { return };
@@ -396,7 +396,7 @@ impl Batch {
 
 /// The service loop's transport to the client.
 struct ServiceTransport {
-    session: Arc<StdioConnection>,
+    connection: Arc<StdioConnection>,
     from_client: mpsc::Receiver<ClientJsonRpcMessage>,
 }
 
@@ -404,9 +404,9 @@ impl Transport<RoleServer> for ServiceTransport {
     type Error = io::Error;
 
     fn send(&mut self, message: TxJsonRpcMessage<RoleServer>) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        let session = self.session.clone();
+        let connection = self.connection.clone();
         async move {
-            session.send(message).await;
+            connection.send(message).await;
             Ok(())
         }
     }

@@ -1,7 +1,7 @@
 //! Finds Chromium on this machine; it is never downloaded. The headless shell is preferred to the whole browser,
 //! because it takes a third of its memory and start time.
 //!
-//! Only the binaries themselves are looked for, because the files in `/usr/bin` are scripts that add flags and keys.
+//! The search is for the binaries only, because the files in `/usr/bin` are scripts that add flags and keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,8 +35,8 @@ const WHOLE: &[&str] = &[
 ];
 const WHOLE_NAMES: &[&str] = &["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
 
-/// Places below the home directory where test tools keep downloaded browsers: the directory, the beginning of the names
-/// in it, and the binary below each.
+/// Where test tools store downloaded browsers below the home directory: the directory, the beginning of the names in
+/// it, and the path of the binary below each of them.
 const FETCHED_SHELLS: &[(&str, &str, &str)] = &[
     (".cache/ms-playwright", "chromium_headless_shell-", "chrome-headless-shell-linux64/chrome-headless-shell"),
     (".cache/ms-playwright", "chromium_headless_shell-", "chrome-linux/headless_shell"),
@@ -63,7 +63,7 @@ pub struct InstalledBrowser {
 pub async fn find(choice: &BrowserChoice, env: &HostEnvironment) -> Result<Option<InstalledBrowser>, SetupError> {
     match choice {
         BrowserChoice::Off => Ok(None),
-        BrowserChoice::Path(path) => look(path, env).await.map(Some),
+        BrowserChoice::Path(path) => probe(path, env).await.map(Some),
         BrowserChoice::Auto => installed(candidates(env), env).await.map(Some),
     }
 }
@@ -71,7 +71,7 @@ pub async fn find(choice: &BrowserChoice, env: &HostEnvironment) -> Result<Optio
 async fn installed(candidates: Vec<PathBuf>, env: &HostEnvironment) -> Result<InstalledBrowser, SetupError> {
     let mut refused = Vec::new();
     for path in candidates {
-        match look(&path, env).await {
+        match probe(&path, env).await {
             Ok(browser) => return Ok(browser),
             Err(error) => refused.push(error.to_string()),
         }
@@ -80,14 +80,14 @@ async fn installed(candidates: Vec<PathBuf>, env: &HostEnvironment) -> Result<In
 }
 
 fn candidates(env: &HostEnvironment) -> Vec<PathBuf> {
-    let shells = places(SHELLS, SHELL_NAMES, FETCHED_SHELLS, env);
-    let mut found = [shells, places(WHOLE, WHOLE_NAMES, FETCHED_WHOLE, env)].concat();
+    let shells = paths(SHELLS, SHELL_NAMES, FETCHED_SHELLS, env);
+    let mut found = [shells, paths(WHOLE, WHOLE_NAMES, FETCHED_WHOLE, env)].concat();
     let mut seen = std::collections::BTreeSet::new();
     found.retain(|path| is_binary(path) && path.canonicalize().is_ok_and(|real| seen.insert(real)));
     found
 }
 
-fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env: &HostEnvironment) -> Vec<PathBuf> {
+fn paths(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env: &HostEnvironment) -> Vec<PathBuf> {
     let packaged = packaged.iter().map(PathBuf::from);
     let on_path = env.path.iter().cloned().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
     let fetched = fetched.iter().flat_map(|(dir, begin, binary)| {
@@ -108,14 +108,16 @@ fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env
 
 /// Checks that a browser can be used: the program has to report its version, and its directory must be safe to show to
 /// sandboxes.
-async fn look(path: &Path, env: &HostEnvironment) -> Result<InstalledBrowser, SetupError> {
+async fn probe(path: &Path, env: &HostEnvironment) -> Result<InstalledBrowser, SetupError> {
     let refused = |why: &str| SetupError::tool(&format!("`{}`", path.display()), why);
     let program = path.canonicalize().map_err(SetupError::io(path))?;
     if !is_binary(&program) {
         return Err(refused("is a script or no program at all; name the binary that it starts"));
     }
     if directory(&program).is_none_or(|dir| exposes_home(dir, env)) {
-        return Err(refused("the home directory would be visible in sandboxes; put it into a directory of its own"));
+        return Err(refused(
+            "the home directory would be visible in sandboxes; put the browser into a separate directory",
+        ));
     }
     let answer = Tool::new("chromium", &program).args(["--version"]).ask(Duration::from_secs(20)).await?;
     let version = version(&answer).ok_or_else(|| refused("does not say which version it is"))?;
@@ -145,7 +147,7 @@ impl InstalledBrowser {
     }
 }
 
-/// Returns whether pages can show text. A browser without fonts shows boxes.
+/// Returns whether this machine has fonts. A browser without fonts shows boxes in place of text.
 pub fn has_fonts() -> bool {
     fn any(dir: &Path, depth: usize) -> bool {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -188,7 +190,7 @@ mod tests {
         stand_in(&fetched.join("chromium_headless_shell-1100/chrome-linux/headless_shell"));
         let newest = stand_in(&fetched.join("chromium_headless_shell-1200/chrome-linux/headless_shell"));
         let env = home(&scratch);
-        let browser = installed(places(&[], SHELL_NAMES, FETCHED_SHELLS, &env), &env).await.unwrap();
+        let browser = installed(paths(&[], SHELL_NAMES, FETCHED_SHELLS, &env), &env).await.unwrap();
         let command = browser.command();
         assert_eq!((command.program.as_path(), command.shell), (newest.as_path(), true));
         assert_eq!(command.binds, [newest.parent().unwrap()]);

@@ -1,4 +1,4 @@
-//! Says how a sandbox starts the interpreters: the command line, the environment, and the paths of the host that it
+//! Defines how a sandbox starts the interpreters: the command line, the environment, and the paths of the host that it
 //! sees.
 
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ const NODE_DRIVER: &str = include_str!("../../guest/kernels/driver.cjs");
 const SITE_HOOK: &str = include_str!("python/sitecustomize.py");
 /// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
-/// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it; `/tmp` is on
-/// that volume, but not among the user's files.
+/// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it. `/tmp` is on
+/// that volume, but outside of the user's files.
 const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
@@ -38,7 +38,7 @@ impl Prepared {
             label: format!("node-{}", first(version, 1)),
             argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.cjs")],
             env,
-            binds: outside_usr(self.node.as_ref().ok().map(super::Node::place)),
+            binds: outside_usr(self.node.as_ref().ok().map(super::Node::visible_path)),
             warm: Vec::new(),
         });
         let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER), ("python/sitecustomize.py", SITE_HOOK)];
@@ -68,7 +68,7 @@ pub(crate) fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathB
 }
 
 /// Returns the complete environment of an interpreter and of the processes that it starts. Caches go to the private
-/// `/tmp`, not among the user's files. `threads` is for the numeric libraries, which by default start one thread for
+/// `/tmp`, outside of the user's files. `threads` is for the numeric libraries, which by default start one thread for
 /// each core, each with a stack and a buffer.
 fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<String, String> {
     let installed = Path::new(PACKAGES).join("bin");

@@ -1,8 +1,9 @@
-//! The language runtimes are found, or prepared once with visible progress, and then used read-only and offline.
+//! Finds the language runtimes, or prepares them once with visible progress. Sandboxes then use them read-only and
+//! offline.
 //!
-//! `python`, `node` and `browser` know where each runtime comes from, `store` keeps what was built (completely or not
-//! at all), and `kernel` says how a sandbox starts them. What a driver does is defined in the guest. This crate reads no
-//! environment and no configuration; it is given both.
+//! `python`, `node` and `browser` know where each runtime comes from, `store` stores what was built (completely or not
+//! at all), and `kernel` defines how a sandbox starts them. The drivers belong to the guest. This crate reads no
+//! environment and no configuration; its caller passes both in.
 #![warn(unreachable_pub)]
 
 pub mod browser;
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 
 const STEPS: usize = 5;
 
-/// What the operator set.
+/// The operator's settings for the runtimes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RuntimeConfig {
     /// Directory of the prepared runtimes.
@@ -59,11 +60,11 @@ pub struct HostEnvironment {
     pub home: Option<PathBuf>,
     /// Directories in which programs are looked for.
     pub path: Vec<PathBuf>,
-    /// Variables that `pip` and `npm` get.
+    /// Variables that are passed on to `pip` and `npm`.
     pub handed_on: Vec<(&'static str, OsString)>,
 }
 
-/// The runtimes of this machine, ready for use. JavaScript may be missing, with the reason; Python may not.
+/// The runtimes of this machine, ready for use. Node may be missing, with the reason; Python may not.
 #[derive(Debug)]
 pub struct Prepared {
     pub python: Runtime,
@@ -126,7 +127,7 @@ impl Progress {
     }
 }
 
-/// What every step of a set-up needs.
+/// Everything that the steps of a set-up need.
 struct Setup<'a> {
     config: &'a RuntimeConfig,
     env: &'a HostEnvironment,
@@ -169,7 +170,7 @@ async fn prepare_node(setup: &Setup<'_>, force: bool) -> Result<Node, SetupError
     }
 }
 
-/// Returns the existing runtimes, verified. It downloads and changes nothing, and the start of a server waits for it.
+/// Returns the existing runtimes, verified. It downloads nothing, so that the start of a server can wait for it.
 pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Prepared>, SetupError> {
     let python = async {
         let Some(runtime) = python::find(config).await else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Finds Node: the one of this machine if it is new enough, otherwise the pinned one from npm.
+//! Finds Node on this machine if it is new enough, and otherwise uses the pinned one from npm.
 //!
 //! npm's package `node` downloads the binary in an install script. Our lock file names the packages behind it directly,
 //! so no script runs and npm checks each download against the hash in the lock file. npm itself is included for the
@@ -44,7 +44,7 @@ impl Node {
     }
 
     /// Returns the path that a sandbox has to see.
-    pub(crate) fn place(&self) -> PathBuf {
+    pub(crate) fn visible_path(&self) -> PathBuf {
         match self {
             Self::Host { binary, .. } => binary.clone(),
             Self::Pinned(runtime) => runtime.dir.clone(),
@@ -123,7 +123,7 @@ pub(crate) async fn build(setup: &Setup<'_>) -> Result<Node, SetupError> {
     let ci = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
     let npm = Tool::new("npm ci", npm).environment(env).dir(&dir);
     npm.args(ci).args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
-    // Only the binary is needed out of 190 MB. npm is placed where Node's own archive has it.
+    // Of the 190 MB that npm fetched, only the binary and npm are needed. npm is moved to where Node's archive has it.
     let keep = || -> std::io::Result<()> {
         let fetched = dir.join("node_modules");
         fs::create_dir_all(dir.join("bin"))?;

@@ -1,4 +1,4 @@
-//! The only place that starts processes: interpreters that are queried, `pip` and `npm`.
+//! Starts the processes of a set-up: interpreters that are queried, `pip` and `npm`. Nothing else in this crate does.
 //!
 //! Each process gets a chosen environment, no stdin, and a separate process group that is killed when the call ends.
 
@@ -42,7 +42,7 @@ impl Tool {
         self
     }
 
-    /// Hands variables on, and the directories in which the tool finds its helpers.
+    /// Passes on the variables for tools, and the directories in which the tool finds its helpers.
     pub(crate) fn environment(mut self, env: &HostEnvironment) -> Self {
         self.command.envs(env.handed_on.iter().map(|(name, value)| (name, value)));
         let joined = std::env::join_paths(&env.path);
@@ -116,7 +116,7 @@ fn lines<R: AsyncRead + Unpin>(stream: R) -> OutputLines<R> {
     OutputLines(BufReader::new(stream), Vec::new())
 }
 
-/// Returns the next line. It is cancel-safe: bytes read so far stay in the buffer.
+/// Returns the next line. The future is cancel safe, because bytes read so far stay in the buffer.
 async fn next<R: AsyncRead + Unpin>(lines: &mut OutputLines<R>) -> Option<String> {
     let _ = lines.0.read_until(b'\n', &mut lines.1).await;
     if lines.1.is_empty() {

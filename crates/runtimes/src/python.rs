@@ -21,7 +21,8 @@ const LISTS: &[(&str, &str)] = &[
     ("3.14", include_str!("../pinned/python-3.14.txt")),
 ];
 
-/// Properties that an interpreter reports about itself. `base` and `prefix` are those behind a virtual environment.
+/// The properties that an interpreter reports about itself. In a virtual environment, `base` and `prefix` are those of
+/// the interpreter behind it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Interpreter {
     version: (u32, u32, u32),
@@ -34,10 +35,10 @@ struct Interpreter {
 
 const QUESTION: &str = include_str!("python/question.py");
 
-/// Program that imports everything once, so that broken packages are noticed now, and reports the versions.
+/// A program that imports every package once, so that broken ones are noticed now, and reports the versions.
 const CHECK: &str = include_str!("python/check.py");
 
-/// Program that runs at each start of Python. matplotlib needs a writable directory and builds its font list there,
+/// A program that runs at each start of Python. matplotlib needs a writable directory and builds its font list there,
 /// which takes seconds; this puts a symlink to the list made at set-up into the writable directory.
 const SITE: &str = include_str!("python/site.py");
 
@@ -59,7 +60,7 @@ pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
     store::complete(&config.dir, "python-").into_iter().find(fits)
 }
 
-/// Checks that the environment still stands on the interpreter for which it was made, and that its files are unchanged.
+/// Checks that the environment still uses the interpreter for which it was made, and that its files are unchanged.
 pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
     let files = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
@@ -226,8 +227,8 @@ async fn choose(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Interpr
     usable.into_iter().nth(best).ok_or(SetupError::NoPython(refused))
 }
 
-/// Returns whether this prefix would expose the home directory. Each sandbox sees the prefix of the interpreter, so it
-/// must be a separate directory.
+/// Returns whether this prefix would expose the home directory. Each sandbox sees the prefix of the interpreter, so the
+/// prefix must not contain the home directory.
 pub(crate) fn exposes_home(prefix: &Path, env: &HostEnvironment) -> bool {
     let special = prefix == Path::new("/usr");
     !special && (prefix.parent().is_none() || env.home.as_deref().is_some_and(|home| home.starts_with(prefix)))
@@ -291,7 +292,7 @@ fn recipe(list: &str, packages: &[String]) -> String {
     store::recipe(&[list, &packages.join(" "), SITE])
 }
 
-/// Returns `name==version` of each package of a list.
+/// Returns `name==version` for each package of a list.
 fn pins(list: &str) -> impl Iterator<Item = &str> {
     let starts = list.lines().filter(|line| line.contains("==") && !line.starts_with('#'));
     starts.filter_map(|line| line.split([' ', ';']).next())

@@ -1,4 +1,4 @@
-//! The directory of the runtimes has one subdirectory for each, which is either complete or worthless.
+//! Stores the runtimes in one subdirectory each, which is either complete or unusable.
 //!
 //! A Python environment cannot be built elsewhere and moved (scripts and bytecode contain its path), so it is built in
 //! place and a marker file is written last. A directory without a marker is rubbish, and the next set-up removes it
@@ -19,7 +19,7 @@ use text::{hex, unix_now};
 
 use super::{Progress, SetupError};
 
-/// Version of the layout, raised when the content of a runtime changes in another way than by its list.
+/// Version of the layout. It is raised when the content of a runtime changes otherwise than by its list.
 const LAYOUT: &str = "1";
 const MARKER: &str = "complete.json";
 const LOCK: &str = "lock";
@@ -30,7 +30,7 @@ pub(crate) struct Marker {
     pub recipe: String,
     /// Version of the interpreter.
     pub version: String,
-    /// Interpreter on which an environment stands.
+    /// Interpreter that an environment uses.
     pub base: Option<PathBuf>,
     /// Prefix of that interpreter, which contains its library.
     pub base_prefix: Option<PathBuf>,
@@ -96,7 +96,7 @@ impl Runtime {
             if times == Times::Nanoseconds {
                 // The new marker makes it possible to copy the runtime. If it cannot be written, the runtime remains as
                 // valid as before.
-                let _ = self.mark_anew();
+                let _ = self.renew_marker();
             }
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl Runtime {
         })
     }
 
-    fn mark_anew(&self) -> std::io::Result<()> {
+    fn renew_marker(&self) -> std::io::Result<()> {
         let (digest, newest) = digest(&self.dir, Times::Seconds)?;
         write_marker(&self.dir, &Marker { digest, newest, ..self.marker.clone() })
     }
@@ -124,8 +124,8 @@ fn write_marker(dir: &Path, marker: &Marker) -> std::io::Result<()> {
     fs::rename(new, dir.join(MARKER))
 }
 
-/// Lock that is held while runtimes are made. `pip` and `npm` inherit the descriptor, so that one that outlived a
-/// killed set-up keeps the next set-up from building into the directory to which it still writes.
+/// The lock on the directory while runtimes are made. `pip` and `npm` inherit the descriptor: if one of them outlives a
+/// killed set-up, the next set-up must not build into the directory to which it still writes.
 pub(crate) struct Lock {
     store: PathBuf,
     _file: File,
@@ -136,11 +136,11 @@ impl Lock {
         fs::create_dir_all(store).map_err(SetupError::io(store))?;
         let path = store.join(LOCK);
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(SetupError::io(&path))?;
-        let mut said = false;
+        let mut announced = false;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if !said {
+            if !announced {
                 progress.say("another sandpool is preparing the runtimes; waiting for it");
-                said = true;
+                announced = true;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -148,7 +148,7 @@ impl Lock {
         Ok(Self { store: store.into(), _file: file })
     }
 
-    /// Removes what interrupted set-ups left.
+    /// Removes the directories that interrupted set-ups left behind.
     pub(crate) fn remove_rubbish(&self) -> Result<(), SetupError> {
         let entries = fs::read_dir(&self.store).map_err(SetupError::io(&self.store))?;
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {

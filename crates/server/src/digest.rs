@@ -1,4 +1,4 @@
-//! Hashes, with the library that TLS needs anyway.
+//! Computes hashes with `ring`, which TLS needs anyway.
 
 use ring::digest::{SHA256, digest};
 

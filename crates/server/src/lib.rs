@@ -1,6 +1,6 @@
 //! The outer layer of Sandpool: command line, configuration, tokens, file links, journal and metrics.
 //!
-//! This is the only crate that knows the environment and how everything is wired together.
+//! This is the only crate that reads the environment and that connects the other crates.
 #![warn(unreachable_pub)]
 
 mod auth;

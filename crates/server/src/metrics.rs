@@ -1,8 +1,8 @@
 //! Metrics for Prometheus, in its text format.
 //!
-//! A dozen names need no library: there are atomics, one table of histograms, and a page that is written by hand. Every
-//! label comes from a closed set (tools from the dialects' tables, reasons from the enums below), so that no client can
-//! make the page grow. Tenants are not a label.
+//! A few dozen names need no library: atomics, one table of histograms and a hand-written page are enough. Every label
+//! comes from a closed set (tools from the dialects' tables, reasons from the enums below), so that no client can make
+//! the page grow. Tenants are not a label.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -16,7 +16,7 @@ use mcp::http::HttpTotals;
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Upper bounds of the buckets in seconds, from a listing to the longest command.
+/// Upper bounds of the buckets in seconds. They range from the time of a listing to that of the longest command.
 const BUCKETS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl DenialReason {
     }
 }
 
-/// Current values at the moment of a request.
+/// Values at the moment at which the page is requested.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gauges {
     pub contexts: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Gauges {
     pub ending: usize,
     pub runs: usize,
     pub journal_lost: u64,
-    pub warm: ZygoteStatus,
+    pub zygote: ZygoteStatus,
     pub browsers: Browsers,
     pub network_denials: u64,
     pub traffic: Traffic,
@@ -72,21 +72,29 @@ impl Gauges {
         }
     }
 
-    fn write_warmth(&self, page: &mut Exposition) {
-        let ZygoteStatus { ready, forks, restarts, .. } = self.warm;
+    fn write_zygote(&self, page: &mut Exposition) {
+        let ZygoteStatus { ready, forks, restarts, .. } = self.zygote;
         page.gauge(
             "sandpool_warm_ready",
             "Whether Python kernels are forked from a warm interpreter.",
             usize::from(ready),
         );
-        page.counter("sandpool_warm_forks_total", "Kernels that were forked from it.", forks);
-        page.counter("sandpool_warm_restarts_total", "Times it died and was started again.", restarts);
+        page.counter("sandpool_warm_forks_total", "Kernels forked from the warm interpreter.", forks);
+        page.counter(
+            "sandpool_warm_restarts_total",
+            "Times the warm interpreter died and was started again.",
+            restarts,
+        );
     }
 
     fn write_network(&self, page: &mut Exposition) {
         let Traffic { connections, bytes } = self.traffic;
-        page.counter("sandpool_network_connections_total", "Connections of sandboxes to their ways out.", connections);
-        page.counter("sandpool_network_bytes_total", "Bytes to and from what is outside.", bytes);
+        page.counter(
+            "sandpool_network_connections_total",
+            "Connections from sandboxes to their egress proxies.",
+            connections,
+        );
+        page.counter("sandpool_network_bytes_total", "Bytes that sandboxes exchanged with hosts outside.", bytes);
         let help = "What sandboxes asked of the network and did not get.";
         page.counter("sandpool_network_denials_total", help, self.network_denials);
     }
@@ -123,7 +131,8 @@ const KILLS: [&str; 3] = ["timeout", "memory", "crash"];
 const DENIALS: [&str; 3] = ["auth", "rate", "quota"];
 
 impl Metrics {
-    /// Begins a call. It is counted when it ends, or as cancelled if the returned value is dropped before.
+    /// Begins a call. The call is counted when it ends; if the returned value is dropped before, it counts as
+    /// cancelled.
     pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> InProgress {
         add(&self.0.calls_in_progress, 1);
         InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }
@@ -163,7 +172,7 @@ impl Metrics {
         page.gauge("sandpool_sandboxes", "Sandboxes of every kind.", gauges.sandboxes);
         page.gauge("sandpool_sandboxes_ending", "Sandboxes that are being destroyed.", gauges.ending);
         gauges.write_pool(&mut page);
-        gauges.write_warmth(&mut page);
+        gauges.write_zygote(&mut page);
         gauges.write_browsers(&mut page);
         page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
         page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
@@ -207,7 +216,7 @@ impl Inner {
 }
 
 /// A call that has not ended.
-#[must_use = "dropped, it counts as cancelled"]
+#[must_use = "a call counts as cancelled when this value is dropped"]
 pub(crate) struct InProgress {
     metrics: Metrics,
     labels: (&'static str, &'static str),
@@ -305,7 +314,7 @@ mod tests {
             ending: 1,
             runs: 2,
             journal_lost: 5,
-            warm,
+            zygote: warm,
             browsers,
             network_denials: 11,
             traffic: Traffic { connections: 13, bytes: 14 },

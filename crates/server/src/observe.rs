@@ -1,7 +1,7 @@
-//! Observes each call: log lines, a journal entry, metrics.
+//! Observes each call and writes log lines, a journal entry and metrics about it.
 //!
-//! The handler reports that a call begins and how it ended; this module decides what is recorded where. Content of a
-//! call goes only to the journal, and only if the operator asked for it.
+//! The handler reports that a call begins and how it ended; this module decides what is recorded where. The
+//! content of a call goes only to the journal, and only if the operator asked for it.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -17,17 +17,16 @@ use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
 
-/// Function from a tenant and a conversation to the key of the conversation's files.
+/// A function that returns the key of a conversation's files, given the tenant and the conversation.
 type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
 
-/// Observer of all calls; the server has one.
+/// The observer of all calls. A server has one.
 #[derive(Default)]
 pub(crate) struct Observer {
     pub metrics: Metrics,
     journal: Option<Journal>,
-    /// Runtimes, known once they are ready.
+    /// The runtimes, once they are ready.
     runtimes: OnceLock<Vec<RuntimeInfo>>,
-    /// Function that finds the key of a conversation, for the log.
     conversation_key: Option<Box<KeyOf>>,
     denials: Mutex<DenialLog>,
 }
@@ -72,12 +71,12 @@ impl Observer {
         McpLine::ToolCall { tool }.log();
     }
 
-    /// Begins a call, which counts as in progress until [`Watching::end`].
-    pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> Watching {
+    /// Begins a call, which counts as in progress until [`ObservedCall::end`].
+    pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> ObservedCall {
         if dialect == CONVERSATION {
             McpLine::ParsingArguments { tool: short(tool) }.log();
         }
-        Watching { dialect, in_progress: self.metrics.begin(dialect, tool) }
+        ObservedCall { dialect, in_progress: self.metrics.begin(dialect, tool) }
     }
 
     /// Logs a call whose arguments have been converted to an operation.
@@ -97,13 +96,13 @@ impl Observer {
     }
 
     /// Records that a file was fetched by its link.
-    pub(crate) fn file_given(&self, given: &ServedFile<'_>) {
+    pub(crate) fn file_served(&self, served: &ServedFile<'_>) {
         let Some(journal) = &self.journal else { return };
-        let context = Some(head(given.key));
+        let context = Some(head(served.key));
         journal.record(JournalEntry {
             context,
-            peer: given.peer,
-            bytes_out: Some(given.bytes),
+            peer: served.peer,
+            bytes_out: Some(served.bytes),
             ..JournalEntry::event("file_read")
         });
     }
@@ -122,8 +121,8 @@ impl Observer {
         });
     }
 
-    /// Records a refused request. Each refusal is counted, but only one a second is written, with the number since the
-    /// last one, because strangers must not be able to fill the disk.
+    /// Records a refused request. Each refusal is counted, but at most one a second is written, with the number of
+    /// refusals since the last one, because strangers must not be able to fill the disk.
     pub(crate) fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
         self.metrics.denied(why);
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,13 +176,13 @@ fn short(tool: &str) -> &str {
     tool.strip_prefix("sandbox.").or_else(|| tool.strip_prefix("sandbox_")).unwrap_or(tool)
 }
 
-/// A call in progress.
-pub(crate) struct Watching {
+/// A call in progress that is being observed.
+pub(crate) struct ObservedCall {
     dialect: &'static str,
     in_progress: InProgress,
 }
 
-/// Facts of an outcome that are needed after it has been rendered.
+/// The facts of an outcome that are needed after it has been rendered.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub context: Option<String>,
@@ -223,10 +222,10 @@ impl Facts {
     }
 }
 
-/// Facts about a call that has its answer.
+/// The facts about a call that has its answer.
 pub(crate) struct Ended<'a> {
     pub tenant: &'a str,
-    pub scene: &'a RenderInput<'a>,
+    pub input: &'a RenderInput<'a>,
     pub origin: &'a Origin,
     pub facts: Facts,
     /// The reply; `None` for a call that became a task.
@@ -235,7 +234,7 @@ pub(crate) struct Ended<'a> {
     pub cancelled: bool,
 }
 
-impl Watching {
+impl ObservedCall {
     pub(crate) fn end(self, observer: &Observer, ended: Ended<'_>) {
         let code = ended.reply.and_then(error_code);
         let how = match (&code, ended.cancelled, ended.refused) {
@@ -251,24 +250,24 @@ impl Watching {
         journal.record(JournalEntry {
             tenant: Some(ended.tenant.to_owned()),
             dialect: Some(self.dialect),
-            tool: Some(ended.scene.tool.to_owned()),
+            tool: Some(ended.input.tool.to_owned()),
             context: ended.facts.context,
             run: ended.facts.run,
-            did: did(ended.scene),
-            sizes: sizes(ended.scene.args),
+            did: did(ended.input),
+            sizes: sizes(ended.input.args),
             outcome: Some(outcome),
             took: Some(took),
             bytes_out: ended.reply.map(size),
             request_id: ended.origin.request_id.clone(),
             peer: ended.origin.peer,
-            contents: journal.wants_contents().then(|| contents(ended.scene.args, ended.reply)),
+            contents: journal.wants_contents().then(|| contents(ended.input.args, ended.reply)),
             ..JournalEntry::event("call")
         });
     }
 }
 
 fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
-    let RenderInput { tool, args, links, .. } = ended.scene;
+    let RenderInput { tool, args, links, .. } = ended.input;
     if dialect != CONVERSATION {
         let sandbox = ended.facts.context.as_deref();
         return ToolLine { tool, took, args, error: code, sandbox }.log();
@@ -289,11 +288,11 @@ fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
 
 /// Describes the use of a browser tool: the action, and the site of an address. It never contains typed text or
 /// anything of a page.
-fn did(scene: &RenderInput<'_>) -> Option<String> {
-    if !scene.tool.starts_with("browser_") {
+fn did(input: &RenderInput<'_>) -> Option<String> {
+    if !input.tool.starts_with("browser_") {
         return None;
     }
-    let text = |name| scene.args.get(name).and_then(Value::as_str);
+    let text = |name| input.args.get(name).and_then(Value::as_str);
     match (text("action"), text("url").map(lines::site)) {
         (Some(action), Some(site)) => Some(format!("{action} {site}")),
         (None, Some(site)) => Some(site),

@@ -1,10 +1,10 @@
-//! Keeps a secret of 32 bytes, which is created once, in a file that only its owner can read.
+//! Stores a secret of 32 bytes, which is created once, in a file that only its owner can read.
 
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Returns the secret in this file, and creates it if there is none.
+/// Returns the secret in a file. If the file does not exist, this creates it with a new secret.
 pub(crate) fn take(path: &Path) -> io::Result<[u8; 32]> {
     if let Some(secret) = read(path)? {
         return Ok(secret);
@@ -13,12 +13,11 @@ pub(crate) fn take(path: &Path) -> io::Result<[u8; 32]> {
     rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
-    // The file is complete or absent, because it appears by a hard link; if two servers start at once, the first one
-    // wins.
-    let half = dir.join(format!(".secret-{}", uuid::Uuid::new_v4().simple()));
-    let made = write_private(&half, &secret).and_then(|()| std::fs::hard_link(&half, path));
-    let _ = std::fs::remove_file(&half);
-    match made {
+    // The file appears by a hard link, so it is complete or absent. If two servers start at once, the first one wins.
+    let temporary = dir.join(format!(".secret-{}", uuid::Uuid::new_v4().simple()));
+    let created = write_private(&temporary, &secret).and_then(|()| std::fs::hard_link(&temporary, path));
+    let _ = std::fs::remove_file(&temporary);
+    match created {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => read(path)?.ok_or_else(|| io::ErrorKind::NotFound.into()),
     }

@@ -1,4 +1,4 @@
-//! How text is written everywhere: shortened, in hex digits, as a time. Pure functions that every crate may use.
+//! Pure functions that write text in the same way everywhere: shortened text, hex digits, times.
 #![warn(unreachable_pub)]
 
 use std::borrow::Cow;
@@ -8,7 +8,7 @@ mod time;
 
 pub use time::{iso8601, unix_now};
 
-/// Shortens a value of the caller for use in a message.
+/// Shortens a value from a caller for use in a message.
 pub fn shown(text: &str) -> Cow<'_, str> {
     const MOST: usize = 200;
     match text.char_indices().nth(MOST) {
@@ -17,7 +17,7 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Returns the beginning of a text, at most `most` characters, and a mark if there is more.
+/// Returns at most the first `most` characters of a text, followed by `…` if there are more.
 pub fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((at, _)) => format!("{}…", &text[..at]),

@@ -1,4 +1,4 @@
-//! Seconds since 1970, and how they are written: ISO 8601 in UTC, in whole seconds.
+//! Converts times in seconds since 1970 to ISO 8601 in UTC, in whole seconds.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -8,8 +8,8 @@ import time
 from mcp import cgroups, check, counted
 
 MB = 1 << 20
-# What the machine may lose, while an attack runs, beyond what the servers' cgroups are charged with. The attacks below take more
-# than twice as much where nothing holds them.
+# The memory that the machine may lose during an attack beyond what the servers' cgroups are charged with. Without the limits, the
+# attacks below take more than twice as much.
 UNCHARGED = 100 * MB
 
 # W01. A request that the kernel does not know is answered with a copy of it, and nobody reads the answers.
@@ -88,7 +88,7 @@ if not os.fork():
 
 
 class Watch:
-    """How much memory the machine lost at most, meanwhile, for which the servers' cgroups were not charged, and how much they were."""
+    """Measures the most memory that the machine lost without charging the servers' cgroups, and how much they were charged."""
 
     def __enter__(self):
         self.most, self.charged, self.over = 0, 0, threading.Event()
@@ -127,7 +127,7 @@ def all_charged():
 
 
 def settled():
-    """The same when nothing is given back any more."""
+    """Waits until no more memory is given back, and returns how much is charged."""
     last = all_charged()
     while True:
         time.sleep(0.5)
@@ -138,7 +138,7 @@ def settled():
 
 
 def objects(server):
-    """Each kind of `charged.py` in one context. What the kernel needs for it is charged, or its number is bounded."""
+    """Runs each kind of `charged.py` in one context. The kernel memory of each kind has to be charged, or its number bounded."""
     server.call("create_context", name="objects")
     with open("/opt/job/charged.py") as file:
         server.call("write_file", context="objects", path="charged.py", content=file.read())
@@ -169,12 +169,12 @@ def watched(server, name, code):
 
 
 def held(answer):
-    """The attack ran, to its end or to its limit, and the machine lost nothing that nobody is charged for."""
+    """Returns whether the attack ran to its end or to its limit, and the machine lost no memory that nobody is charged for."""
     return answer["uncharged_mb"] < UNCHARGED // MB and answer["status"] in ("ok", "error", "out_of_memory")
 
 
 def interpreters():
-    """The warm interpreters: processes of a runtime's Python that are in no sandbox."""
+    """Returns the warm interpreters, which are processes of a runtime's Python in no sandbox."""
     found = {}
     for path in glob.glob("/proc/[0-9]*"):
         try:
@@ -189,7 +189,7 @@ def interpreters():
 
 
 def full():
-    """How often a sandbox of any server was at its limit."""
+    """Returns how often a sandbox of any server was at its limit."""
     return counted("memory.events", "max")
 
 
@@ -207,7 +207,7 @@ def a_full_sandbox(server, name, code):
 
 
 def spared(seen):
-    """There was something to lose, and nothing was lost."""
+    """Returns whether there were warm interpreters, and all of them survived."""
     return seen["before"] and seen["before"].keys() <= seen["after"].keys()
 
 

@@ -1,5 +1,5 @@
-"""Checks of one server over MCP on stdio: what a sandbox gives, what it holds, and what attacks on its limits get. One line for each;
-exit code 1 when one fails. Arguments: `attacks` for the attacks, too; `no-javascript` where there is no Node."""
+"""Checks one server over MCP on stdio: what a sandbox offers, which limits it enforces, and how attacks on them end. Prints one line for
+each check; the exit code is 1 if one fails. Arguments: `attacks` also runs the attacks; `no-javascript` is for machines without Node."""
 
 import sys
 import time
@@ -54,7 +54,7 @@ import os; os.remove("/workspace/full")
 
 
 def stopped():
-    """In how many periods the limit of a sandbox, or of all of a tenant's, was reached."""
+    """Returns the number of periods in which a sandbox, or all sandboxes of a tenant together, reached the limit."""
     return counted("cpu.stat", "nr_throttled")
 
 
@@ -65,7 +65,7 @@ def burned(run):
 
 
 def typescript(server):
-    """The first time, a debug build under emulation may need longer than the guest waits for its transpiler."""
+    """Runs TypeScript, repeatedly at first: under emulation, a debug build may need longer than the guest waits for its transpiler."""
     end = time.time() + 60
     while True:
         answer = server.call("run_code", code="enum C { Red, Green }; C[1]", language="typescript")

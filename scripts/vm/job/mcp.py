@@ -1,4 +1,4 @@
-"""A client of one server, over stdio or HTTP, and the lines that a check prints. For the scripts beside it; knows nothing of what they check."""
+"""A client of one server, over stdio or HTTP, and the lines that a check prints, for the scripts in this directory."""
 
 import contextlib
 import glob
@@ -15,7 +15,7 @@ PATIENCE = 300
 
 
 class Client:
-    """What both transports have in common."""
+    """The part of a client that both transports share."""
 
     def call(self, tool, **arguments):
         answer = self.ask("tools/call", {"name": tool, "arguments": arguments})
@@ -89,7 +89,7 @@ failed = []
 
 
 def check(name, expected, act):
-    """One line: whether `expected` holds for what `act` returns. A check that cannot be made has failed."""
+    """Prints whether `expected` holds for the result of `act`. A check that raises an error has failed."""
     begun = time.time()
     try:
         got = act()
@@ -111,7 +111,7 @@ def passed(since, what):
 
 
 def counted(file, name):
-    """The sum of a counter in this file of every cgroup below the servers' tops."""
+    """Returns the sum of a counter in this file of every cgroup below the topmost cgroups of servers."""
     times = 0
     for top in cgroups():
         for path in glob.glob(f"{top}/**/{file}", recursive=True):
@@ -121,7 +121,7 @@ def counted(file, name):
 
 
 def cgroups():
-    """The topmost cgroups of servers: below a limit of theirs is everything that their sandboxes have."""
+    """Returns the topmost cgroups of servers, which contain all their sandboxes."""
     found = []
     for top, names, _ in os.walk("/sys/fs/cgroup"):
         own = [name for name in names if name.startswith("sandpool-")]

@@ -1,4 +1,5 @@
-"""The unit file of `contrib/systemd`, installed and started: it answers over HTTP, and a sandbox at its memory limit costs only its own run."""
+"""Installs and starts the unit file of `contrib/systemd`, and checks that it answers over HTTP and that a sandbox at its memory limit
+loses only its own run."""
 
 import subprocess
 import sys

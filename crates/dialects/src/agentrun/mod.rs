@@ -1,4 +1,4 @@
-//! `agentrun`: the dialect of the AgentRun document, with the four tools that it prints and the three that it planned.
+//! The dialect `agentrun` of the AgentRun document, with the four tools that it describes and the three that it plans.
 
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ const LIMIT_HELP: LimitHelp = LimitHelp {
     ..LimitHelp::USUAL
 };
 
-/// Rules of the engine for this dialect. All contexts of a tenant share one budget of memory and processors, which
-/// stands for the interpreter of the document.
+/// Returns the rules of the engine for this dialect. All contexts of a tenant share one limit of memory and processors,
+/// because the document has one interpreter for all contexts.
 pub fn realm() -> RealmConfig {
     let usual = RealmConfig::usual(REALM);
     RealmConfig {
@@ -95,7 +95,7 @@ args! {
 
     struct RunInDefaultArgs {
         code: String,
-        /// A call may still name a context; the field is just not advertised.
+        /// A call may still name a context, although the schema does not have the field.
         context_id: Option<AnyText>,
     }
 
@@ -107,8 +107,8 @@ args! {
     struct ListFilesArgs { context_id: String, path: Option<FilePath> }
 }
 
-/// Holds an argument of `run_code`. The document has one message for both, missing or invalid; a wrong type is added
-/// to it.
+/// Holds an argument of `run_code`. The document has one message for both arguments, whether missing or invalid. A
+/// wrong type is added to that message.
 struct Needed(String);
 
 const BOTH: &str = "code and context_id are required";
@@ -233,7 +233,7 @@ fn upload_file(args: UploadFileArgs, _: &Options) -> Lowering {
 fn download_file(args: DownloadFileArgs, _: &Options) -> Lowering {
     let encoding = args.encoding.map(|encoding| encoding.0);
     operation::read_file(FileOwner::Context(existing(args.context_id)), args.path.0)
-        .answer(move |scene, read| render::file(scene, encoding, read))
+        .answer(move |input, read| render::file(input, encoding, read))
 }
 
 fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {

@@ -13,8 +13,8 @@ use crate::shared::run::{self, RunWording};
 use crate::shared::{add_lines, moment, seconds, title};
 use crate::{Answer, ArgError, RenderInput, Reply};
 
-const WORDS: RunWording =
-    RunWording { place: "context", anew: "in a new context made with create_context if this one is not found" };
+const WORDING: RunWording =
+    RunWording { context: "context", retry: "in a new context made with create_context if this one is not found" };
 
 #[derive(Serialize)]
 struct FailureOutput<'a> {
@@ -158,11 +158,11 @@ output! {
     }
 }
 
-pub(super) fn ran(scene: &RenderInput<'_>, ran: Ran) -> Answer {
-    let kept = run::kept(scene, &ran);
+pub(super) fn ran(input: &RenderInput<'_>, ran: Ran) -> Answer {
+    let kept = run::kept(input, &ran);
     // The last line always says how the run ended.
     let mut stderr = run::stderr(&ran);
-    for note in [Some(kept.lines).filter(|lines| !lines.is_empty()), run::ending(&ran.end, &WORDS)].iter().flatten() {
+    for note in [Some(kept.lines).filter(|lines| !lines.is_empty()), run::ending(&ran.end, &WORDING)].iter().flatten() {
         add_lines(&mut stderr, note);
     }
     let mut answer = Answer::json(&RunResult {
@@ -205,7 +205,7 @@ fn listed(context: ContextInfo) -> Listed {
     }
 }
 
-pub(super) fn file(scene: &RenderInput<'_>, asked: Option<Encoding>, read: FileRead) -> Answer {
+pub(super) fn file(input: &RenderInput<'_>, asked: Option<Encoding>, read: FileRead) -> Answer {
     let FileRead { path, content, size, key } = read;
     let whole = content.len() as u64 == size;
     let (encoding, content) = match (asked, String::from_utf8(content)) {
@@ -216,7 +216,7 @@ pub(super) fn file(scene: &RenderInput<'_>, asked: Option<Encoding>, read: FileR
         }
         (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
     };
-    let link = scene.link(&key, &path, Some(size));
+    let link = input.link(&key, &path, Some(size));
     let Some(facts) = FileFacts::new(&path, size, encoding, whole.then_some(content), link.as_ref()) else {
         let why = format!(
             "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",

@@ -1,4 +1,4 @@
-//! The log of the server's start, in the words of the document.
+//! The log lines of the server's start, in the wording of the document.
 
 use engine::StartupStep;
 

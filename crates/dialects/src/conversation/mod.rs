@@ -1,5 +1,5 @@
-//! `conversation`: the dialect of the code sandbox document. Each call runs in a fresh process, and files with links
-//! belong to the conversation.
+//! The dialect `conversation` of the code sandbox document. Each call runs in a fresh process; the files and their
+//! links belong to the conversation.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const LIMIT_HELP: LimitHelp = LimitHelp {
     ..LimitHelp::USUAL
 };
 
-/// Rules of the engine for this dialect.
+/// Returns the rules of the engine for this dialect.
 pub fn realm() -> RealmConfig {
     let usual = RealmConfig::usual(REALM).limited(256, 500, 512);
     let week = Duration::from_secs(7 * 24 * 3600);

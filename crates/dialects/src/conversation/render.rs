@@ -18,7 +18,8 @@ const INTERNAL_ERROR: i32 = -32603;
 /// Maximum number of files named in one answer, newest first.
 const MOST_FILES: usize = 100;
 
-/// Maximum length of their names together. A name appears in an answer up to six times, three of them percent-encoded.
+/// Maximum length of the names of these files together. A name appears in an answer up to six times, three of them
+/// percent-encoded.
 const NAMES_BUDGET: usize = 64 << 10;
 
 pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
@@ -43,14 +44,14 @@ output! {
 }
 
 /// Returns the row of a file and, if links can be made, the block with its address.
-fn linked(scene: &RenderInput<'_>, key: &str, path: &str, size: u64) -> (FileLink, Option<Block>) {
-    let block = scene.link(key, path, Some(size));
+fn linked(input: &RenderInput<'_>, key: &str, path: &str, size: u64) -> (FileLink, Option<Block>) {
+    let block = input.link(key, path, Some(size));
     (FileLink { name: path.to_owned(), url: Block::address(block.as_ref()) }, block)
 }
 
-pub(super) fn ran(scene: &RenderInput<'_>, ran: Ran) -> Answer {
-    let (files, links, more) = ran.files.as_ref().map(|files| listed(scene, files)).unwrap_or_default();
-    let whole = whole_output(scene, &ran.stdout);
+pub(super) fn ran(input: &RenderInput<'_>, ran: Ran) -> Answer {
+    let (files, links, more) = ran.files.as_ref().map(|files| listed(input, files)).unwrap_or_default();
+    let whole = whole_output(input, &ran.stdout);
     let success = succeeded(&ran.end);
     let mut answer = Answer::json(&RunResult {
         success,
@@ -72,7 +73,7 @@ fn succeeded(end: &RunOutcome) -> bool {
 }
 
 /// Returns both streams in the order written (the engine has merged them), the displays, the traceback, and how the run
-/// ended if that needs words. It leaves out the last value, because a program does not print it.
+/// ended if that needs an explanation. It leaves out the last value, because a program does not print it.
 fn output(ran: &Ran) -> String {
     let mut out = String::new();
     if let Some(notice) = &ran.notice {
@@ -124,27 +125,23 @@ fn ending(end: &RunOutcome) -> Option<String> {
 }
 
 /// Returns the rows, the link blocks, and the number of files that are in neither.
-fn listed(scene: &RenderInput<'_>, files: &FileListing) -> (Vec<FileLink>, Vec<Block>, Option<u64>) {
+fn listed(input: &RenderInput<'_>, files: &FileListing) -> (Vec<FileLink>, Vec<Block>, Option<u64>) {
     let mut left = NAMES_BUDGET;
-    let fits = |path: &str| {
-        let needed = written_length(path);
+    let only_files = files.entries.iter().filter(|entry| entry.kind == FileKind::File);
+    let named = only_files.take(MOST_FILES).map_while(|entry| {
+        let needed = written_length(&entry.path);
         let fits = needed <= left;
         left = left.saturating_sub(needed);
-        fits
-    };
-    let only_files = files.entries.iter().filter(|entry| entry.kind == FileKind::File);
-    let named = only_files.take(MOST_FILES).map_while({
-        let mut fits = fits;
-        move |entry| fits(&entry.path).then(|| linked(scene, &files.key, &entry.path, entry.size))
+        fits.then(|| linked(input, &files.key, &entry.path, entry.size))
     });
     let (rows, links): (Vec<FileLink>, Vec<Option<Block>>) = named.unzip();
     let more = files.total.saturating_sub(rows.len() as u64);
     (rows, links.into_iter().flatten().collect(), (more > 0).then_some(more))
 }
 
-fn whole_output(scene: &RenderInput<'_>, output: &Captured) -> Option<Block> {
+fn whole_output(input: &RenderInput<'_>, output: &Captured) -> Option<Block> {
     let kept = output.kept.as_ref()?;
-    scene.link(&kept.key, &kept.name, Some(kept.bytes))
+    input.link(&kept.key, &kept.name, Some(kept.bytes))
 }
 
 /// Renders a run that did not start. The answer has the same object as a run, so that clients that read only `success`
@@ -200,9 +197,9 @@ pub(super) fn runners_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     Reply::Error { code: INTERNAL_ERROR, message: sentence(error), data: None }
 }
 
-pub(super) fn uploaded(scene: &RenderInput<'_>, written: FileWritten) -> Answer {
+pub(super) fn uploaded(input: &RenderInput<'_>, written: FileWritten) -> Answer {
     let FileWritten { path, size, key } = written;
-    let (file, link) = linked(scene, &key, &path, size);
+    let (file, link) = linked(input, &key, &path, size);
     let message = format!("{size} bytes written to {DATA}/{}", shown(&path));
     let mut answer = Answer::json(&Uploaded { success: true, message, file: Some(file) });
     answer.blocks.extend(link);

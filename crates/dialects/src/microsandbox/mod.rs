@@ -1,4 +1,4 @@
-//! `microsandbox`: the dialect of the microsandbox documents, whose sessions are created when they are needed.
+//! The dialect `microsandbox` of the microsandbox documents. A session is created by the first call that names it.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const LIMIT_HELP: LimitHelp = LimitHelp {
     ..LimitHelp::USUAL
 };
 
-/// Rules of the engine for this dialect.
+/// Returns the rules of the engine for this dialect.
 pub fn realm() -> RealmConfig {
     RealmConfig {
         id_prefix: "session-",
@@ -96,11 +96,11 @@ impl Argument for Template {
 }
 
 fn execute_code(args: ExecuteCodeArgs, options: &Options) -> Lowering {
-    let asked = Asked { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
+    let requested = RequestedSession { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
     let language = args.template.map(|template| template.0);
     let timeout = Timeout::up_to(args.timeout, options.max_timeout)?;
-    let run = RunCode { language, timeout, ..RunCode::new(asked.target(language, options), args.code) };
-    operation::run_code(run).answer(move |scene, ran| render::code(scene, &asked, &ran))
+    let run = RunCode { language, timeout, ..RunCode::new(requested.target(language, options), args.code) };
+    operation::run_code(run).answer(move |input, ran| render::code(input, &requested, &ran))
 }
 
 fn execute_command(args: ExecuteCommandArgs, options: &Options) -> Lowering {
@@ -111,17 +111,17 @@ fn execute_command(args: ExecuteCommandArgs, options: &Options) -> Lowering {
     if let Some(at) = arguments.iter().position(|argument| argument.contains('\0')) {
         return Err(ArgError::new(format!("args[{at}] cannot contain a NUL character")));
     }
-    // Without arguments it is a line for the shell. An empty list counts as no arguments, because models write it in
-    // that sense.
+    // A command without arguments is a line for the shell. An empty list counts as no arguments, because models write
+    // it in that sense.
     let command = if arguments.is_empty() {
         Command::Shell(program.clone())
     } else {
         Command::Argv([std::slice::from_ref(&program), &arguments].concat())
     };
-    let asked = Asked { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
+    let requested = RequestedSession { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
     let language = args.template.map(|template| template.0);
     let run = RunCommand {
-        target: asked.target(language, options),
+        target: requested.target(language, options),
         language,
         command,
         timeout: Timeout::up_to(args.timeout, options.max_command_timeout)?,
@@ -129,16 +129,16 @@ fn execute_command(args: ExecuteCommandArgs, options: &Options) -> Lowering {
         network: Network::Usual,
         background: false,
     };
-    operation::run_command(run).answer(move |scene, ran| render::command(scene, &asked, (program, arguments), &ran))
+    operation::run_command(run).answer(move |input, ran| render::command(input, &requested, (program, arguments), &ran))
 }
 
-/// Says which session a call asks for.
-struct Asked {
+/// The session that a call asks for.
+struct RequestedSession {
     session_id: Option<String>,
     flavor: Option<Size>,
 }
 
-impl Asked {
+impl RequestedSession {
     /// Returns the session to use, and how to create it if it does not exist. An existing session keeps its template.
     fn target(&self, template: Option<Language>, options: &Options) -> Target {
         let id = self.session_id.clone();
@@ -153,9 +153,9 @@ impl Asked {
 
 /// Lists the sessions. A session that does not exist gives an empty list, not an error.
 fn get_sessions(args: GetSessionsArgs, _: &Options) -> Lowering {
-    operation::list_contexts().answer(move |scene, mut contexts| {
+    operation::list_contexts().answer(move |input, mut contexts| {
         contexts.retain(|context| args.session_id.as_ref().is_none_or(|id| id.0 == context.id));
-        render::sessions(scene, contexts)
+        render::sessions(input, contexts)
     })
 }
 

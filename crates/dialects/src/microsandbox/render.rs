@@ -8,13 +8,13 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use text::shown;
 
-use super::Asked;
+use super::RequestedSession;
 use crate::output::{object, output};
 use crate::shared::run::{self, RunWording};
 use crate::shared::{add_lines, moment, seconds};
 use crate::{Answer, ArgError, Block, Options, RenderInput, Reply};
 
-const WORDS: RunWording = RunWording { place: "session", anew: "with the same session_id or in a new session" };
+const WORDING: RunWording = RunWording { context: "session", retry: "with the same session_id or in a new session" };
 
 const INVALID_REQUEST: i32 = -32600;
 const INVALID_PARAMS: i32 = -32602;
@@ -100,21 +100,26 @@ pub(super) fn command_schema() -> Value {
     object([RunFacts::members(), SessionFacts::members(), CommandFacts::members()].concat())
 }
 
-pub(super) fn code(scene: &RenderInput<'_>, asked: &Asked, ran: &Ran) -> Answer {
-    executed(scene, asked, ran, None, run::ending(&ran.end, &WORDS))
+pub(super) fn code(input: &RenderInput<'_>, requested: &RequestedSession, ran: &Ran) -> Answer {
+    executed(input, requested, ran, None, run::ending(&ran.end, &WORDING))
 }
 
-pub(super) fn command(scene: &RenderInput<'_>, asked: &Asked, command: (String, Vec<String>), ran: &Ran) -> Answer {
+pub(super) fn command(
+    input: &RenderInput<'_>,
+    requested: &RequestedSession,
+    command: (String, Vec<String>),
+    ran: &Ran,
+) -> Answer {
     let (command, args) = command;
     let facts = CommandFacts { command, args, exit_code: run::exit_code(&ran.end) };
-    let ending = run::command_ending(&ran.end, &WORDS).filter(|_| !run::has_status(&ran.end));
-    executed(scene, asked, ran, Some(facts), ending)
+    let ending = run::command_ending(&ran.end, &WORDING).filter(|_| !run::has_status(&ran.end));
+    executed(input, requested, ran, Some(facts), ending)
 }
 
 /// Renders a run: stdout alone, then marked stderr if there is any, the session, pictures and links.
 fn executed(
-    scene: &RenderInput<'_>,
-    asked: &Asked,
+    input: &RenderInput<'_>,
+    requested: &RequestedSession,
     ran: &Ran,
     command: Option<CommandFacts>,
     ending: Option<String>,
@@ -128,13 +133,13 @@ fn executed(
     if let Some(ending) = ending {
         add_lines(&mut stderr, &ending);
     }
-    let kept = run::kept(scene, ran);
-    let note = note(asked, ran, &kept.lines);
+    let kept = run::kept(input, ran);
+    let note = note(requested, ran, &kept.lines);
     let mut line = format!(
         "[session {}: {}, {}, {}; {} ms]",
         session.session_id,
         template(ran.context.language),
-        size(&ran.context, scene.options).name(),
+        size(&ran.context, input.options).name(),
         if ran.created { "new" } else { "in use" },
         session.execution_time_ms
     );
@@ -161,22 +166,22 @@ fn executed(
 
 /// Returns remarks about lost state, a flavor that was not applied and output that is elsewhere, none of which may
 /// happen silently.
-fn note(asked: &Asked, ran: &Ran, kept: &str) -> Option<String> {
+fn note(requested: &RequestedSession, ran: &Ran, kept: &str) -> Option<String> {
     let mut note = String::new();
-    if ran.created && asked.session_id.is_some() {
+    if ran.created && requested.session_id.is_some() {
         add_lines(
             &mut note,
             "There was no live session with this id: a new one was made under it. Variables and files of an earlier one are gone.",
         );
     }
-    if let (false, Some(asked), Some(has)) = (ran.created, asked.flavor, ran.context.size)
-        && asked != has
+    if let (false, Some(requested), Some(has)) = (ran.created, requested.flavor, ran.context.size)
+        && requested != has
     {
         add_lines(
             &mut note,
             &format!(
                 "The flavor {} was ignored: this session was made as {} and keeps it; use a new session for another one.",
-                asked.name(),
+                requested.name(),
                 has.name()
             ),
         );
@@ -198,10 +203,10 @@ fn members<T: Serialize>(facts: &T) -> Map<String, Value> {
     }
 }
 
-pub(super) fn sessions(scene: &RenderInput<'_>, contexts: Vec<ContextInfo>) -> Answer {
+pub(super) fn sessions(input: &RenderInput<'_>, contexts: Vec<ContextInfo>) -> Answer {
     let session = |context: ContextInfo| SessionRow {
         template: template(context.language),
-        flavor: size(&context, scene.options).name(),
+        flavor: size(&context, input.options).name(),
         status: if context.busy { "running" } else { "ready" },
         created_at: moment(context.created_at),
         last_accessed: moment(context.last_used),
@@ -211,20 +216,20 @@ pub(super) fn sessions(scene: &RenderInput<'_>, contexts: Vec<ContextInfo>) -> A
 }
 
 /// Renders an error of `stop_session`. An unknown session is not an error: it does not run, as the caller wanted.
-pub(super) fn stop_error(scene: &RenderInput<'_>, e: &EngineError) -> Reply {
+pub(super) fn stop_error(input: &RenderInput<'_>, e: &EngineError) -> Reply {
     match e {
         EngineError::ContextNotFound(id) => {
             Answer::json(&StoppedSession { success: false, session_id: id.clone() }).into()
         }
-        other => error(scene, other),
+        other => error(input, other),
     }
 }
 
 /// Lists the shared volumes. This is the only place that may reveal a path of the host: as the operator wrote it, and
 /// only if the operator allows it.
-pub(super) fn volumes(scene: &RenderInput<'_>, volumes: Vec<SharedVolume>) -> Answer {
+pub(super) fn volumes(input: &RenderInput<'_>, volumes: Vec<SharedVolume>) -> Answer {
     let mapping = |volume: SharedVolume| Mapping {
-        host_path: scene.options.show_host_paths.then(|| volume.host.to_string_lossy().into_owned()),
+        host_path: input.options.show_host_paths.then(|| volume.host.to_string_lossy().into_owned()),
         container_path: volume.inside.to_string_lossy().into_owned(),
     };
     Answer::json(&Volumes { volume_mappings: volumes.into_iter().map(mapping).collect() })

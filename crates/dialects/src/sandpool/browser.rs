@@ -1,5 +1,5 @@
-//! Converts the arguments of the browser tools to requests. One tool performs all actions, with the action as an
-//! argument and separate fields for each action.
+//! Converts the arguments of the browser tools to browser actions. One tool performs all actions; the action is an
+//! argument, and each action has its own fields.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::{ArgError, Lowering, Options};
 args! {
     struct OpenArgs { url: String, context: Option<String>, timeout: Option<Timeout> }
 
-    /// Holds every field that an action can have. All fields are read for every action, so that a wrong value is refused
-    /// even if the action does not use it.
+    /// Holds every field that an action can have. All fields are read for every action, so that a wrong value is
+    /// refused even if the action does not use it.
     struct ActArgs {
         action: Action,
         target: Option<String>,
@@ -55,7 +55,7 @@ args! {
     struct ScreenshotArgs { context: Option<String>, target: Option<String>, full_page: bool }
 }
 
-/// Actions, in the order of how often they are wanted.
+/// Names of the actions, the most frequent first.
 const ACTIONS: &[&str] = &[
     "click", "type", "press", "select", "hover", "scroll", "back", "forward", "reload", "wait", "upload", "tab",
     "evaluate", "log",
@@ -89,7 +89,7 @@ choices!(Direction {
     "left" => Direction::Left,
 });
 
-/// Timeout of an action that names none; it is enough for a page that settles slowly.
+/// Timeout of an action that names none. It is long enough for a page that settles slowly.
 const USUAL: Duration = Duration::from_secs(10);
 /// Usual scroll distance, similar to one turn of a mouse wheel.
 const USUAL_PIXELS: u64 = 600;
@@ -108,7 +108,7 @@ fn browse(context: Option<String>, ask: Ask, timeout: Duration) -> Browse {
 }
 
 fn answered(operation: Operation<Browsed>) -> Lowering {
-    operation.answer(|scene, browsed| page::browsed(scene, browsed, TEXT_BUDGET))
+    operation.answer(|input, browsed| page::browsed(input, browsed, TEXT_BUDGET))
 }
 
 pub(super) fn open(args: OpenArgs, options: &Options) -> Lowering {
@@ -122,7 +122,7 @@ pub(super) fn act(mut args: ActArgs, options: &Options) -> Lowering {
     if uploads.len() > MOST_FILES {
         return Err(ArgError::new(format!("files cannot be more than {MOST_FILES}")));
     }
-    // Actions that may open a page get as long as opening one.
+    // An action that may open a page gets the timeout of opening one.
     let usual = if matches!(args.action.0, "wait" | "tab" | "back" | "forward" | "reload") { OPENING } else { USUAL };
     let timeout = Timeout::up_to(args.timeout.take(), options.max_timeout)?.unwrap_or(usual);
     let uploads = if args.action.0 == "upload" {
@@ -146,7 +146,7 @@ pub(super) fn snapshot(args: SnapshotArgs, _: &Options) -> Lowering {
     };
     let most = ask.max_chars as usize;
     operation::browse(browse(args.context, Ask::Snapshot(ask), LOOKING))
-        .answer(move |scene, browsed| page::browsed(scene, browsed, most))
+        .answer(move |input, browsed| page::browsed(input, browsed, most))
 }
 
 pub(super) fn screenshot(args: ScreenshotArgs, _: &Options) -> Lowering {

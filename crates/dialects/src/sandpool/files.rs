@@ -48,7 +48,7 @@ pub(super) fn below(path: &str) -> Result<String, ArgError> {
 pub(super) fn read_file(mut args: ReadFileArgs, _: &Options) -> Lowering {
     let owner = FileOwner::Context(target(args.context.take()));
     let path = std::mem::take(&mut args.path.0);
-    operation::read_file(owner, path).answer(move |scene, read| file(scene, &args, read))
+    operation::read_file(owner, path).answer(move |input, read| file(input, &args, read))
 }
 
 pub(super) fn write_file(args: WriteFileArgs, _: &Options) -> Lowering {
@@ -86,17 +86,17 @@ output! {
     }
 }
 
-fn written(scene: &RenderInput<'_>, written: FileWritten) -> Answer {
+fn written(input: &RenderInput<'_>, written: FileWritten) -> Answer {
     let FileWritten { path, size, key } = written;
-    let link = scene.link(&key, &path, Some(size));
+    let link = input.link(&key, &path, Some(size));
     let mut answer = Answer::json(&WrittenFile { path, size, url: Block::address(link.as_ref()) });
     answer.blocks.extend(link);
     answer
 }
 
-fn file(scene: &RenderInput<'_>, asked: &ReadFileArgs, read: FileRead) -> Answer {
+fn file(input: &RenderInput<'_>, asked: &ReadFileArgs, read: FileRead) -> Answer {
     let FileRead { path, content, size, key } = read;
-    let link = scene.link(&key, &path, Some(size));
+    let link = input.link(&key, &path, Some(size));
     let file = File { size, url: Block::address(link.as_ref()), path, ..File::default() };
     if content.len() as u64 != size {
         let note = match link {

@@ -1,4 +1,4 @@
-//! `sandpool`: the dialect of this project. Code, commands and files share one context that is created on demand; long
+//! The dialect `sandpool` of this project. Code, commands and files share one context, which is created on demand; long
 //! runs continue in the background.
 
 use engine::op::{ContextSelector, Language, NewContext, Target};
@@ -23,7 +23,7 @@ pub const REALM: Realm = Realm("sandpool");
 
 const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
 
-/// Rules of the engine for this dialect.
+/// Returns the rules of the engine for this dialect.
 pub fn realm() -> RealmConfig {
     RealmConfig::usual(REALM)
 }
@@ -61,7 +61,7 @@ pub static DIALECT: Dialect = Dialect {
 
 const WAIT_RUN: ToolRow = tool!("wait_run", Hints::READS, runs::wait_run, Run::schema, runs::error);
 
-/// Context of calls that name none.
+/// Name of the context for calls that name none.
 const DEFAULT_CONTEXT: &str = "default";
 
 /// Returns the context of a call. A named context has to exist, because a typing error must not look like lost

@@ -26,7 +26,7 @@ output! {
         snapshot: Option<u64>,
         width: Option<u32>,
         height: Option<u32>,
-        /// Says what was lost since the last call.
+        /// Notice of what was lost since the last call.
         notice: Option<String>,
         context: Option<String>,
         context_created: Option<bool>,
@@ -56,11 +56,11 @@ output! {
     struct Failed { success: bool, error: String }
 }
 
-/// Only some of the tools have these members.
+/// The members that only some of the browser tools have.
 const SPECIAL: [&str; 10] =
     ["elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
 
-/// Returns the schema of the members that all browser tools share, and of these members.
+/// Returns the schema of the members that all browser tools share, and of the members that `more` names.
 pub(super) fn schema(more: &[&str]) -> Value {
     let mut members = untrusted::members(TrustedMembers::members(), UntrustedMembers::members());
     members.retain(|(name, ..)| !SPECIAL.contains(name) || more.contains(name));
@@ -77,60 +77,60 @@ pub(super) fn snapshot_schema() -> Value {
 
 #[derive(Default)]
 struct Page {
-    own: TrustedMembers,
-    told: UntrustedMembers,
+    trusted: TrustedMembers,
+    untrusted: UntrustedMembers,
 }
 
 impl Page {
-    /// Returns the object, and its text in which the part of the page is marked.
-    fn answer(&self, scene: &RenderInput<'_>) -> Answer {
-        let blocks = vec![Block::Text(scene.fence.json(&self.own, &self.told))];
+    /// Returns the answer: the object, and its text, in which the members of the page are marked.
+    fn answer(&self, input: &RenderInput<'_>) -> Answer {
+        let blocks = vec![Block::Text(input.fence.json(&self.trusted, &self.untrusted))];
         Answer { blocks, structured: self.structured(), fits: true, ..Answer::default() }
     }
 
     fn structured(&self) -> Value {
-        untrusted::structured(&self.own, &self.told)
+        untrusted::structured(&self.trusted, &self.untrusted)
     }
 }
 
 /// Renders the result of an action; a snapshot has up to `most` characters.
-pub(super) fn browsed(scene: &RenderInput<'_>, mut browsed: Browsed, most: usize) -> Answer {
+pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize) -> Answer {
     let (shown, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let PageNotes { happened, denied } = PageNotes::of(&browsed);
-    let links = browse::downloads(scene, &browsed);
-    let own = TrustedMembers {
+    let links = browse::downloads(input, &browsed);
+    let trusted = TrustedMembers {
         success: browsed.result.is_ok(),
         notice: browsed.notice,
         context: Some(browsed.context.id),
         context_created: browsed.created.then_some(true),
         ..TrustedMembers::default()
     };
-    let mut page = Page { own, told: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
+    let mut page = Page { trusted, untrusted: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
     if let Some(shown) = shown {
-        page.told.url = Some(one_line(&shown.url));
-        page.told.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
-        page.own.tab = (shown.tabs > 1).then_some(shown.tab);
+        page.untrusted.url = Some(one_line(&shown.url));
+        page.untrusted.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
+        page.trusted.tab = (shown.tabs > 1).then_some(shown.tab);
     }
     let mut answer = match browsed.result {
-        Ok(result) => done(scene, page, result, most),
-        Err(error) => failed(scene, page, &error, barrier),
+        Ok(result) => done(input, page, result, most),
+        Err(error) => failed(input, page, &error, barrier),
     };
     answer.blocks.extend(links);
     answer
 }
 
-fn done(scene: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usize) -> Answer {
+fn done(input: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usize) -> Answer {
     match result {
         BrowseResult::Done => {}
-        BrowseResult::Snapshot(snapshot) => return seen(scene, page, snapshot, most),
+        BrowseResult::Snapshot(snapshot) => return seen(input, page, snapshot, most),
         BrowseResult::Screenshot { png, width, height, clipped } => {
-            (page.own.width, page.own.height) = (Some(width), Some(height));
-            return pictured(scene, page, &png, clipped);
+            (page.trusted.width, page.trusted.height) = (Some(width), Some(height));
+            return pictured(input, page, &png, clipped);
         }
         BrowseResult::Value { json, truncated } => {
-            page.told.value = Some(clipped(&json, TEXT_BUDGET).into_owned());
+            page.untrusted.value = Some(clipped(&json, TEXT_BUDGET).into_owned());
             if truncated {
-                page.own.note =
+                page.trusted.note =
                     Some("The value is cut: return less of it, or write it to the page and take a snapshot.".into());
             }
         }
@@ -141,16 +141,16 @@ fn done(scene: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usi
                 title: one_line(&tab.title),
                 shown: tab.shown,
             };
-            page.told.tabs = Some(tabs.into_iter().map(row).collect());
+            page.untrusted.tabs = Some(tabs.into_iter().map(row).collect());
         }
         BrowseResult::Log { lines, dropped } => {
             let (newest, left_out) = newest(&lines);
             let dropped = dropped.saturating_add(left_out);
-            page.told.log = Some(newest);
-            page.own.note = (dropped > 0).then(|| format!("{dropped} earlier lines are left out."));
+            page.untrusted.log = Some(newest);
+            page.trusted.note = (dropped > 0).then(|| format!("{dropped} earlier lines are left out."));
         }
     }
-    page.answer(scene)
+    page.answer(input)
 }
 
 /// Returns as many of the last lines as fit, and the number of those that do not.
@@ -169,45 +169,46 @@ fn newest(lines: &[String]) -> (Vec<String>, u64) {
 }
 
 /// Renders a snapshot: the outline unchanged in a separate block, then the other facts. The object has both.
-fn seen(scene: &RenderInput<'_>, mut page: Page, snapshot: Snapshot, most: usize) -> Answer {
+fn seen(input: &RenderInput<'_>, mut page: Page, snapshot: Snapshot, most: usize) -> Answer {
     let lines = |lines: Vec<String>| unless_empty(lines.iter().map(|line| one_line(line)).collect());
     // The browser respects the requested length; an attacker who has taken it over may not.
     let elements = clipped(&snapshot.elements, most.saturating_mul(2)).into_owned();
-    page.own.snapshot = Some(snapshot.number);
-    page.told.removed = lines(snapshot.removed);
-    page.told.notes = lines(snapshot.notes);
-    page.told.next = snapshot.next.map(|next| one_line(&next));
-    let mut answer = page.answer(scene);
+    page.trusted.snapshot = Some(snapshot.number);
+    page.untrusted.removed = lines(snapshot.removed);
+    page.untrusted.notes = lines(snapshot.notes);
+    page.untrusted.next = snapshot.next.map(|next| one_line(&next));
+    let mut answer = page.answer(input);
     // Some hosts refuse an empty text.
     let shown = if elements.is_empty() { "(no lines)" } else { &elements };
-    answer.blocks.insert(0, Block::Text(scene.fence.lines(shown)));
-    page.told.elements = Some(elements);
+    answer.blocks.insert(0, Block::Text(input.fence.lines(shown)));
+    page.untrusted.elements = Some(elements);
     Answer { structured: page.structured(), ..answer }
 }
 
-fn pictured(scene: &RenderInput<'_>, mut page: Page, png: &str, clipped: bool) -> Answer {
+fn pictured(input: &RenderInput<'_>, mut page: Page, png: &str, clipped: bool) -> Answer {
     if clipped {
-        page.own.note = Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
+        page.trusted.note =
+            Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
     }
     match Picture::of("image/png", png) {
         Picture::Shown(block) => {
-            let mut answer = page.answer(scene);
-            answer.blocks.extend(scene.fence.blocks(vec![block]));
+            let mut answer = page.answer(input);
+            answer.blocks.extend(input.fence.blocks(vec![block]));
             answer
         }
         Picture::LeftOut(why) => {
             let error = format!("the picture is left out: {why}");
             let note = "Take a picture of one element with target, or without full_page.".to_owned();
-            (page.own.success, page.own.note, page.told.error) = (false, Some(note), Some(error));
-            page.answer(scene).unsuccessful()
+            (page.trusted.success, page.trusted.note, page.untrusted.error) = (false, Some(note), Some(error));
+            page.answer(input).unsuccessful()
         }
     }
 }
 
-fn failed(scene: &RenderInput<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
-    page.own.note = Some(next(error.why, barrier).into());
-    page.told.error = Some(one_line(&error.message));
-    page.answer(scene).unsuccessful()
+fn failed(input: &RenderInput<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
+    page.trusted.note = Some(next(error.why, barrier).into());
+    page.untrusted.error = Some(one_line(&error.message));
+    page.answer(input).unsuccessful()
 }
 
 fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {

@@ -1,5 +1,5 @@
-//! The tools that run something: one object for every run, whether it was answered at once or continued in the
-//! background.
+//! The tools that run code or commands. They answer with one kind of object, whether the run was answered at once or
+//! continues in the background.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ args! {
     struct CancelRunArgs { run: String }
 }
 
-/// Says what runs the code. Models write the name of a shell when they mean `run_command`, and it gives the same kind of
-/// answer.
+/// The language of the code. Models write the name of a shell when they mean `run_command`, which gives the same kind
+/// of answer.
 enum CodeLanguage {
     Shell,
     Kernel(Language),
@@ -84,7 +84,7 @@ pub(super) fn run_code(args: RunCodeArgs, options: &Options) -> Lowering {
         network: Network::asked(network),
         background,
     };
-    operation::start_code(run).answer(|scene, reply| replied(scene, reply, RunKind::Code))
+    operation::start_code(run).answer(|input, reply| replied(input, reply, RunKind::Code))
 }
 
 pub(super) fn run_command(args: RunCommandArgs, options: &Options) -> Lowering {
@@ -97,10 +97,10 @@ pub(super) fn run_command(args: RunCommandArgs, options: &Options) -> Lowering {
         network: Network::asked(args.network),
         background: args.background,
     };
-    operation::start_command(run).answer(|scene, reply| replied(scene, reply, RunKind::Command))
+    operation::start_command(run).answer(|input, reply| replied(input, reply, RunKind::Command))
 }
 
-/// Returns the timeout. In the background nobody waits for the run, so the longest timeout is the default there.
+/// Returns the timeout. Nobody waits for a run in the background, so its default is the longest timeout.
 fn time(asked: Option<Timeout>, background: bool, longest: u64) -> Result<Option<Duration>, ArgError> {
     Ok(Timeout::up_to(asked, longest)?.or(background.then_some(Duration::from_secs(longest))))
 }
@@ -115,7 +115,7 @@ pub(super) fn cancel_run(args: CancelRunArgs, _: &Options) -> Lowering {
 }
 
 output! {
-    /// Every tool that runs something answers with this object. Clients of older servers read the first four members.
+    /// The answer of every tool that runs something. Clients of older servers read the first four members.
     #[derive(Default)]
     struct Run {
         stdout: Option<String>,
@@ -165,24 +165,24 @@ fn late(ran: &Ran) -> Option<String> {
     (!texts.is_empty()).then(|| clipped(&texts.concat(), TEXT_BUDGET).into_owned())
 }
 
-/// Says what was run, as far as its answer depends on it.
+/// What was run, as far as the answer depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RunKind {
     Code,
     Command,
 }
 
-fn replied(scene: &RenderInput<'_>, reply: RunReply, what: RunKind) -> Answer {
+fn replied(input: &RenderInput<'_>, reply: RunReply, what: RunKind) -> Answer {
     match reply {
-        RunReply::Ended(ran) => ended(scene, *ran, what, None),
+        RunReply::Ended(ran) => ended(input, *ran, what, None),
         RunReply::Started(started) => begun(*started),
     }
 }
 
-fn progress(scene: &RenderInput<'_>, progress: RunProgress) -> Answer {
+fn progress(input: &RenderInput<'_>, progress: RunProgress) -> Answer {
     let what = if progress.command { RunKind::Command } else { RunKind::Code };
     match progress.end {
-        Some(Ok(ran)) => ended(scene, *ran, what, Some(progress.run)),
+        Some(Ok(ran)) => ended(input, *ran, what, Some(progress.run)),
         Some(Err(error)) => not_run(&error, Some(progress.run)),
         None => goes_on(progress),
     }
@@ -237,13 +237,13 @@ fn goes_on(progress: RunProgress) -> Answer {
     })
 }
 
-fn ended(scene: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<String>) -> Answer {
+fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<String>) -> Answer {
     let success = match what {
         RunKind::Code => succeeded(&ran.end),
         RunKind::Command => exit_code(&ran.end) == 0,
     };
     let pictures = pictures(&ran);
-    let (truncated, links) = cuts(scene, &ran);
+    let (truncated, links) = cuts(input, &ran);
     let note = note(&ran, what, run.is_some());
     let mut stderr = std::mem::take(&mut ran.stderr.text);
     add_denied(&mut stderr, &ran);
@@ -310,15 +310,15 @@ fn variables_kept(end: &RunOutcome) -> Option<bool> {
     }
 }
 
-const WORDS: RunWording =
-    RunWording { place: "context", anew: "with context left out, or in a new one made with create_context" };
+const WORDING: RunWording =
+    RunWording { context: "context", retry: "with context left out, or in a new one made with create_context" };
 
-/// Says what was lost before, how the run ended if that needs words, and what to do next.
+/// Returns what was lost before the run, how the run ended if that needs an explanation, and what to do next.
 fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     let mut note = ran.notice.clone().unwrap_or_default();
     let ending = match what {
-        RunKind::Code => ending(&ran.end, &WORDS),
-        RunKind::Command => command_ending(&ran.end, &WORDS),
+        RunKind::Code => ending(&ran.end, &WORDING),
+        RunKind::Command => command_ending(&ran.end, &WORDING),
     };
     if let Some(mut sentence) = ending {
         if matches!(ran.end, RunOutcome::TimedOut { .. }) && !in_background {
@@ -341,7 +341,7 @@ fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
         other => Some((mime, other.to_string())),
     };
     let plain = text("text/plain");
-    // Such a text is only the name of an object: `<IPython.core.display.HTML object>`.
+    // A text such as `<IPython.core.display.HTML object>` is only the name of an object.
     let is_name = |text: &str| text.starts_with('<') && text.ends_with('>') && !text.contains('\n');
     match plain {
         Some((_, ref shown)) if !is_name(shown) => plain,
@@ -362,12 +362,12 @@ fn displays(bundles: &[MimeBundle]) -> Vec<Display> {
 }
 
 /// Returns the streams of which a part is left out, and links to their kept output.
-fn cuts(scene: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
+fn cuts(input: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
     let cut = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].into_iter().filter(|(_, stream)| stream.truncated);
     let (cuts, links): (Vec<CutStream>, Vec<Option<Block>>) = cut
         .map(|(stream, captured)| {
             let kept = captured.kept.as_ref();
-            let link = kept.and_then(|kept| scene.link(&kept.key, &kept.name, Some(kept.bytes)));
+            let link = kept.and_then(|kept| input.link(&kept.key, &kept.name, Some(kept.bytes)));
             (CutStream { stream, bytes: captured.total_bytes, url: Block::address(link.as_ref()) }, link)
         })
         .unzip();

@@ -17,7 +17,7 @@ pub(crate) const ACTING: Duration = Duration::from_secs(5);
 pub(crate) const LOOKING: Duration = Duration::from_secs(10);
 
 output! {
-    /// Holds what an answer reports beside the result that was asked for. Pages can influence all of it.
+    /// Holds the page events and denials that an answer reports beside its result. Pages can influence all of it.
     #[derive(Default)]
     struct PageNotes { happened: Option<Vec<String>>, denied: Option<Vec<String>> }
 }
@@ -62,7 +62,7 @@ pub(crate) fn page_of(browsed: &mut Browsed) -> Option<PageInfo> {
     browsed.page.take().filter(|_| is_open)
 }
 
-/// Reason of the network that keeps a page from being opened, as opposed to a fault of the page.
+/// What in the network keeps a page from being opened, as opposed to a fault of the page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Barrier {
     Denied,
@@ -83,12 +83,12 @@ impl Barrier {
 }
 
 /// Returns links to the files that the page downloaded.
-pub(crate) fn downloads(scene: &RenderInput<'_>, browsed: &Browsed) -> Vec<Block> {
+pub(crate) fn downloads(input: &RenderInput<'_>, browsed: &Browsed) -> Vec<Block> {
     let done = browsed.happened.iter().filter_map(|happened| match happened {
         PageEvent::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
         _ => None,
     });
-    scene.fence.blocks(done.filter_map(|(path, size)| scene.link(&browsed.context.key, path, Some(size))).collect())
+    input.fence.blocks(done.filter_map(|(path, size)| input.link(&browsed.context.key, path, Some(size))).collect())
 }
 
 /// Returns the beginning of a message, for a line that contains more than the message.

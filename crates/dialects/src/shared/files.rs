@@ -17,10 +17,10 @@ pub(crate) const FILE_BUDGET: usize = 3 << 20;
 /// Upper bound of the length of a listing row without its path: member names, indents, a size of twenty digits, a time.
 const FILE_ROW: usize = 200;
 
-/// Returns `text` as a path relative to `home`, or the reason why it is not below `home`. An absolute path below `home`
+/// Returns `text` as a path relative to `root`, or the reason why it is not below `root`. An absolute path below `root`
 /// is accepted, because models write it and mean the same.
-pub(crate) fn path_below(home: &str, text: &str) -> Result<String, String> {
-    let below = match text.strip_prefix(home) {
+pub(crate) fn path_below(root: &str, text: &str) -> Result<String, String> {
+    let below = match text.strip_prefix(root) {
         Some("" | "/") => ".",
         Some(rest) => rest.strip_prefix('/').unwrap_or(text),
         None => text,
@@ -32,10 +32,10 @@ pub(crate) fn path_below(home: &str, text: &str) -> Result<String, String> {
         return Err("path cannot contain a NUL character".into());
     }
     if below.starts_with('/') {
-        return Err(format!("path must be relative to {home}"));
+        return Err(format!("path must be relative to {root}"));
     }
     if below.split('/').any(|part| part == "..") {
-        return Err(format!("path cannot lead out of {home}"));
+        return Err(format!("path cannot lead out of {root}"));
     }
     if below.len() > 4095 {
         return Err("path is too long".into());
@@ -43,7 +43,7 @@ pub(crate) fn path_below(home: &str, text: &str) -> Result<String, String> {
     Ok(below.to_owned())
 }
 
-/// How bytes are represented in an argument or an answer.
+/// The representation of bytes in an argument or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Utf8,
@@ -64,8 +64,9 @@ pub(crate) fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
     LENIENT.decode(text)
 }
 
-/// Returns half of an upper bound of the length as a JSON string inside a JSON string: a quote costs 2 and then 4, a
-/// control character 6 and then 7.
+/// Returns half of an upper bound of the bytes that `text` takes in an answer, which contains it twice: as a JSON
+/// string, and as a JSON string inside the JSON of a text block. A quote takes 2 and 4 bytes, a control character 6 and
+/// 7.
 pub(crate) fn written_length(text: &str) -> usize {
     text.bytes()
         .map(|byte| match byte {

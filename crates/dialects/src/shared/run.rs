@@ -13,12 +13,12 @@ use crate::{Block, RenderInput};
 /// MiB.
 pub(crate) const PICTURE_BUDGET: usize = 5 << 20;
 
-/// The words of a dialect in the sentences about how a run ended.
+/// The parts of the sentences about the end of a run that differ between dialects.
 pub(crate) struct RunWording {
-    /// What keeps the variables in this dialect: context, session or sandbox.
-    pub place: &'static str,
-    /// How to continue after the sandbox was lost.
-    pub anew: &'static str,
+    /// The word for a context in this dialect: context, session or sandbox.
+    pub context: &'static str,
+    /// Where to run the code again after the sandbox was lost.
+    pub retry: &'static str,
 }
 
 pub(crate) fn succeeded(end: &RunOutcome) -> bool {
@@ -71,7 +71,7 @@ pub(crate) fn stderr(ran: &Ran) -> String {
     out
 }
 
-/// Appends the denials of the network, because the error messages of programs say less about them.
+/// Appends the denials of the network, because they say more than the error messages of programs.
 pub(crate) fn add_denied(out: &mut String, ran: &Ran) {
     for sentence in &ran.denied {
         add_lines(out, &format!("[network] {sentence}"));
@@ -80,39 +80,39 @@ pub(crate) fn add_denied(out: &mut String, ran: &Ran) {
 
 /// Says how a run of code ended, whether variables were kept and what to do next. Returns `None` if that needs no
 /// words.
-pub(crate) fn ending(end: &RunOutcome, words: &RunWording) -> Option<String> {
-    let place = words.place;
-    let afresh = format!(
-        "variables are lost, files are kept; the {place} can be used again: run the code that defines them first"
+pub(crate) fn ending(end: &RunOutcome, wording: &RunWording) -> Option<String> {
+    let context = wording.context;
+    let lost_state = format!(
+        "variables are lost, files are kept; the {context} can be used again: run the code that defines them first"
     );
     Some(match end {
         RunOutcome::Ok | RunOutcome::Error => return None,
         RunOutcome::Exit { code } => {
-            format!("The code called exit with code {code}: variables are kept, the {place} can be used further.")
+            format!("The code called exit with code {code}: variables are kept, the {context} can be used further.")
         }
         RunOutcome::TimedOut { after, state_kept: true } => format!(
             "Execution timed out after {} and was interrupted: variables are kept; do the work in shorter steps.",
             seconds(*after)
         ),
         RunOutcome::TimedOut { after, state_kept: false } => {
-            format!("Execution timed out after {} and was killed: {afresh}, in shorter steps.", seconds(*after))
+            format!("Execution timed out after {} and was killed: {lost_state}, in shorter steps.", seconds(*after))
         }
         RunOutcome::Cancelled { state_kept: true } => "Execution was cancelled: variables are kept.".into(),
-        RunOutcome::Cancelled { state_kept: false } => format!("Execution was cancelled and killed: {afresh}."),
+        RunOutcome::Cancelled { state_kept: false } => format!("Execution was cancelled and killed: {lost_state}."),
         RunOutcome::Interrupted => {
             "Execution was interrupted: variables are kept; run it again if it should complete.".into()
         }
         RunOutcome::OutOfMemory { limit_bytes } => format!(
-            "Out of memory: the interpreter was killed {}: {afresh}, with less data at a time.",
+            "Out of memory: the interpreter was killed {}: {lost_state}, with less data at a time.",
             at_limit(*limit_bytes)
         ),
         RunOutcome::Ended { how: Ended::Exited { code } } => {
-            format!("The interpreter exited with code {code}: {afresh}.")
+            format!("The interpreter exited with code {code}: {lost_state}.")
         }
         RunOutcome::Ended { how: Ended::Signaled { signal } } => {
-            format!("The interpreter crashed with signal {signal}{}: {afresh}.", signal_name(*signal))
+            format!("The interpreter crashed with signal {signal}{}: {lost_state}.", signal_name(*signal))
         }
-        RunOutcome::SandboxLost { why } => lost(why, words),
+        RunOutcome::SandboxLost { why } => lost(why, wording),
     })
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn at_limit(bytes: Option<u64>) -> String {
 }
 
 /// Says how a command ended. A command is a separate process, so variables are not affected.
-pub(crate) fn command_ending(end: &RunOutcome, words: &RunWording) -> Option<String> {
+pub(crate) fn command_ending(end: &RunOutcome, wording: &RunWording) -> Option<String> {
     Some(match end {
         RunOutcome::Ok | RunOutcome::Exit { code: 0 } | RunOutcome::Ended { how: Ended::Exited { code: 0 } } => {
             return None;
@@ -150,7 +150,7 @@ pub(crate) fn command_ending(end: &RunOutcome, words: &RunWording) -> Option<Str
             "Out of memory: the command was killed {}: files are kept; work with less data at a time.",
             at_limit(*limit_bytes)
         ),
-        RunOutcome::SandboxLost { why } => lost(why, words),
+        RunOutcome::SandboxLost { why } => lost(why, wording),
     })
 }
 
@@ -159,10 +159,10 @@ pub(crate) fn has_status(end: &RunOutcome) -> bool {
     matches!(end, RunOutcome::Ok | RunOutcome::Exit { .. } | RunOutcome::Ended { how: Ended::Exited { .. } })
 }
 
-fn lost(why: &str, words: &RunWording) -> String {
+fn lost(why: &str, wording: &RunWording) -> String {
     format!(
         "The sandbox was lost ({why}): variables and files are lost; run the code that makes them again, {}.",
-        words.anew
+        wording.retry
     )
 }
 
@@ -252,13 +252,13 @@ pub(crate) struct KeptWhole {
     pub links: Vec<Block>,
 }
 
-/// Returns the kept output of both streams. It is empty if no links can be made, because there is no other way to kept
-/// output.
-pub(crate) fn kept(scene: &RenderInput<'_>, ran: &Ran) -> KeptWhole {
+/// Returns the kept output of both streams. It is empty if no links can be made, because kept output can be read only
+/// by a link.
+pub(crate) fn kept(input: &RenderInput<'_>, ran: &Ran) -> KeptWhole {
     let mut whole = KeptWhole::default();
     for (stream, captured) in [("stdout", &ran.stdout), ("stderr", &ran.stderr)] {
         let Some(kept) = &captured.kept else { continue };
-        let Some(link) = scene.link(&kept.key, &kept.name, Some(kept.bytes)) else { continue };
+        let Some(link) = input.link(&kept.key, &kept.name, Some(kept.bytes)) else { continue };
         if let Block::Link { uri, .. } = &link {
             let part = if kept.bytes < captured.total_bytes { "the first" } else { "all" };
             add_lines(

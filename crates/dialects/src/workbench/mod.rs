@@ -1,4 +1,5 @@
-//! `workbench`: the dialect of the sandbox workbench: one sandbox at a time, with code, files and a browser.
+//! The dialect `workbench` of the sandbox workbench. A connection has one sandbox at a time, with code, files and a
+//! browser.
 
 use std::time::Duration;
 
@@ -20,14 +21,14 @@ use super::{ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, operat
 mod page;
 mod render;
 
-use page::Asked;
+use page::PageRequest;
 use render::{Created, Destroyed, Directory, Executed};
 
 pub const REALM: Realm = Realm("workbench");
 
 const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
 
-/// Rules of the engine for this dialect.
+/// Returns the rules of the engine for this dialect.
 pub fn realm() -> RealmConfig {
     RealmConfig {
         id_prefix: "sbx-",
@@ -124,12 +125,12 @@ impl Argument for FilePath {
     }
 }
 
-/// Selects the sandbox that the call names, otherwise the sandbox of the connection.
+/// Selects the sandbox that the call names. If it names none, this selects the sandbox of the connection.
 fn which(sandbox_id: Option<ChosenId>) -> ContextSelector {
     sandbox_id.map_or(ContextSelector::Current, |id| ContextSelector::Id(id.0))
 }
 
-fn holder(sandbox_id: Option<ChosenId>) -> FileOwner {
+fn file_owner(sandbox_id: Option<ChosenId>) -> FileOwner {
     FileOwner::Context(Target::existing(which(sandbox_id)))
 }
 
@@ -138,14 +139,12 @@ fn sandbox_create(args: SandboxArgs, _: &Options) -> Lowering {
     let id = args.sandbox_id.map(|id| id.0);
     let name = id.clone().unwrap_or_default();
     let new = NewContext { id, replace: true, browser: true, ..NewContext::named(name, Language::Python) };
-    operation::create_context(new).answer(|scene, (context, replaced)| render::created(scene, context, replaced))
+    operation::create_context(new).answer(|input, (context, replaced)| render::created(input, context, replaced))
 }
 
 fn sandbox_destroy(args: SandboxArgs, _: &Options) -> Lowering {
-    operation::stop_context(which(args.sandbox_id)).answer(|scene, sandbox_id| {
-        let how = sandbox_id.clone();
-        render::succeeded(scene, &how, &Destroyed { sandbox_id })
-    })
+    operation::stop_context(which(args.sandbox_id))
+        .answer(|input, sandbox_id| render::succeeded(input, &sandbox_id.clone(), &Destroyed { sandbox_id }))
 }
 
 fn code_run(args: CodeRunArgs, _: &Options) -> Lowering {
@@ -153,7 +152,7 @@ fn code_run(args: CodeRunArgs, _: &Options) -> Lowering {
     let target = Target::existing(which(args.sandbox_id));
     if language.is_some() {
         return operation::run_code(RunCode { language, ..RunCode::new(target, code) })
-            .answer(move |scene, ran| render::ran(scene, language, &ran));
+            .answer(move |input, ran| render::ran(input, language, &ran));
     }
     if code.contains('\0') {
         return Err(ArgError::new("code cannot contain a NUL character"));
@@ -167,42 +166,42 @@ fn code_run(args: CodeRunArgs, _: &Options) -> Lowering {
         network: Network::Usual,
         background: false,
     };
-    operation::run_command(run).answer(|scene, ran| render::ran(scene, None, &ran))
+    operation::run_command(run).answer(|input, ran| render::ran(input, None, &ran))
 }
 
 fn file_read(args: FileReadArgs, _: &Options) -> Lowering {
-    operation::read_file(holder(args.sandbox_id), args.path.0).answer(render::file)
+    operation::read_file(file_owner(args.sandbox_id), args.path.0).answer(render::file)
 }
 
 fn file_write(args: FileWriteArgs, _: &Options) -> Lowering {
-    operation::write_file(holder(args.sandbox_id), args.path.0, args.content.0.into_bytes()).answer(render::written)
+    operation::write_file(file_owner(args.sandbox_id), args.path.0, args.content.0.into_bytes()).answer(render::written)
 }
 
 fn file_list(args: FileListArgs, _: &Options) -> Lowering {
     let path = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
-    operation::list_files(holder(args.sandbox_id), path.clone())
-        .answer(move |scene, files| render::files(scene, path, files))
+    operation::list_files(file_owner(args.sandbox_id), path.clone())
+        .answer(move |input, files| render::files(input, path, files))
 }
 
-fn browse(sandbox_id: Option<ChosenId>, ask: Ask, timeout: Duration, asked: Asked) -> Lowering {
+fn browse(sandbox_id: Option<ChosenId>, ask: Ask, timeout: Duration, asked: PageRequest) -> Lowering {
     let target = Target::existing(which(sandbox_id));
     operation::browse(Browse { target, ask, uploads: Vec::new(), timeout })
-        .answer(move |scene, browsed| page::browsed(scene, &asked, browsed))
+        .answer(move |input, browsed| page::browsed(input, &asked, browsed))
 }
 
 fn browser_goto(args: BrowserGotoArgs, _: &Options) -> Lowering {
-    browse(args.sandbox_id, Ask::Open { url: args.url.clone() }, OPENING, Asked::new("url", args.url))
+    browse(args.sandbox_id, Ask::Open { url: args.url.clone() }, OPENING, PageRequest::new("url", args.url))
 }
 
 fn browser_click(args: BrowserClickArgs, _: &Options) -> Lowering {
     let ask = Ask::Click { at: args.selector.clone(), button: MouseButton::Left, double: false };
-    browse(args.sandbox_id, ask, ACTING, Asked::new("selector", args.selector))
+    browse(args.sandbox_id, ask, ACTING, PageRequest::new("selector", args.selector))
 }
 
 fn browser_type(args: BrowserTypeArgs, _: &Options) -> Lowering {
     let (at, text) = (args.selector.clone(), args.text.0);
     let ask = Ask::Type { at, text, append: false, submit: false, keys: false };
-    browse(args.sandbox_id, ask, ACTING, Asked::new("selector", args.selector))
+    browse(args.sandbox_id, ask, ACTING, PageRequest::new("selector", args.selector))
 }
 
 fn browser_snapshot(args: BrowserSnapshotArgs, _: &Options) -> Lowering {
@@ -210,5 +209,5 @@ fn browser_snapshot(args: BrowserSnapshotArgs, _: &Options) -> Lowering {
     let length = args.text_length.map_or(SNAPSHOT_TEXT, |length| length.0);
     let max_chars = u32::try_from(length + SNAPSHOT_ELEMENTS).unwrap_or(u32::MAX);
     let ask = Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() });
-    browse(args.sandbox_id, ask, LOOKING, Asked { field: None, text_length: length })
+    browse(args.sandbox_id, ask, LOOKING, PageRequest { field: None, text_length: length })
 }

@@ -31,7 +31,7 @@ output! {
 
     /// Holds the members that this server wrote.
     struct TrustedPart {
-        /// Says what was lost since the last call.
+        /// Notice of what was lost since the last call.
         notice: Option<String>,
     }
 }
@@ -44,55 +44,60 @@ pub(super) fn snapshot_schema() -> Value {
     object(untrusted::members(TrustedPart::members(), SeenPage::members()))
 }
 
-/// Says what a call asked for.
-pub(super) struct Asked {
-    /// The argument that says where, with its name.
+/// The arguments of a call that its answer depends on.
+pub(super) struct PageRequest {
+    /// Name and value of the argument that is repeated in a failure: the address or the selector.
     pub field: Option<(&'static str, String)>,
     /// Number of characters of a page's text in a snapshot.
     pub text_length: u64,
 }
 
-impl Asked {
+impl PageRequest {
     pub fn new(field: &'static str, value: String) -> Self {
         Self { field: Some((field, value)), text_length: SNAPSHOT_TEXT }
     }
 }
 
-pub(super) fn browsed(scene: &RenderInput<'_>, asked: &Asked, mut browsed: Browsed) -> Answer {
-    let (notes, own) = (PageNotes::of(&browsed), TrustedPart { notice: browsed.notice.take() });
+pub(super) fn browsed(input: &RenderInput<'_>, request: &PageRequest, mut browsed: Browsed) -> Answer {
+    let (notes, trusted) = (PageNotes::of(&browsed), TrustedPart { notice: browsed.notice.take() });
     let (page, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let mut answer = match &mut browsed.result {
         Ok(result) => {
             let (url, title) =
                 page.as_ref().map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
-            let told = ShownPage { url, title, happened: notes.happened, denied: notes.denied };
+            let shown_page = ShownPage { url, title, happened: notes.happened, denied: notes.denied };
             match result {
                 BrowseResult::Snapshot(snapshot) => {
-                    shown(scene, page, &seen(asked, told, std::mem::take(snapshot)), &own)
+                    shown(input, page, &seen(request, shown_page, std::mem::take(snapshot)), &trusted)
                 }
-                _ => shown(scene, page, &told, &own),
+                _ => shown(input, page, &shown_page, &trusted),
             }
         }
         Err(error) => {
-            let line = failure_line(scene, &why(scene, asked, error), &hint(scene, error.why, barrier));
-            failed(scene, line, error, &notes, &own)
+            let line = failure_line(input, &why(input, request, error), &hint(input, error.why, barrier));
+            failed(input, line, error, &notes, &trusted)
         }
     };
-    answer.blocks.extend(browse::downloads(scene, &browsed));
+    answer.blocks.extend(browse::downloads(input, &browsed));
     answer
 }
 
-fn shown<P: Serialize>(scene: &RenderInput<'_>, page: Option<PageInfo>, told: &P, own: &TrustedPart) -> Answer {
-    let how = page.map(|page| scene.fence.inline(&browse::shown(&page))).unwrap_or_default();
-    // The first line and the JSON that the document demands, marked so that it still has both.
-    let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(own, told));
-    let structured = untrusted::structured(own, told);
+fn shown<P: Serialize>(
+    input: &RenderInput<'_>,
+    page: Option<PageInfo>,
+    untrusted: &P,
+    trusted: &TrustedPart,
+) -> Answer {
+    let how = page.map(|page| input.fence.inline(&browse::shown(&page))).unwrap_or_default();
+    // The document demands a first line and JSON, so the marks are placed inside both.
+    let text = format!("{} ok: {how}\n{}", input.tool, input.fence.json(trusted, untrusted));
+    let structured = untrusted::structured(trusted, untrusted);
     Answer { blocks: vec![Block::Text(text)], structured, fits: true, ..Answer::default() }
 }
 
-/// Returns the beginning of the text, and the elements.
-fn seen(asked: &Asked, page: ShownPage, snapshot: Snapshot) -> SeenPage {
-    let most = usize::try_from(asked.text_length).unwrap_or(TEXT_BUDGET);
+/// Returns the page with the beginning of its text, and with its elements.
+fn seen(request: &PageRequest, page: ShownPage, snapshot: Snapshot) -> SeenPage {
+    let most = usize::try_from(request.text_length).unwrap_or(TEXT_BUDGET);
     let cut = snapshot.text.char_indices().nth(most).map(|(at, _)| at);
     let mut notes: Vec<String> = snapshot.notes.iter().map(|note| one_line(note)).collect();
     if cut.is_some() {
@@ -115,36 +120,36 @@ fn seen(asked: &Asked, page: ShownPage, snapshot: Snapshot) -> SeenPage {
 
 /// Renders a failure as the document's two lines, with the remaining facts in JSON below them.
 fn failed(
-    scene: &RenderInput<'_>,
+    input: &RenderInput<'_>,
     mut text: String,
     error: &BrowseError,
     notes: &PageNotes,
-    own: &TrustedPart,
+    trusted: &TrustedPart,
 ) -> Answer {
-    if !notes.is_empty() || own.notice.is_some() {
-        text = format!("{text}\n{}", scene.fence.json(own, notes));
+    if !notes.is_empty() || trusted.notice.is_some() {
+        text = format!("{text}\n{}", input.fence.json(trusted, notes));
     }
     let structured = untrusted::structured(&json!({}), &json!({ "error": error.message }));
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-fn why(scene: &RenderInput<'_>, asked: &Asked, error: &BrowseError) -> String {
+fn why(input: &RenderInput<'_>, request: &PageRequest, error: &BrowseError) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
         // The browser's messages may contain text of the page. They are bounded here, so that the closing mark is not
         // cut off.
-        _ => scene.fence.inline(&browse::brief(&error.message)),
+        _ => input.fence.inline(&browse::brief(&error.message)),
     };
-    match &asked.field {
+    match &request.field {
         Some((_, value)) if what.contains(value) => what,
         Some((name, value)) => format!("{what} ({name}=\"{}\")", one_line(value)),
         None => what,
     }
 }
 
-fn hint(scene: &RenderInput<'_>, why: BrowseFailure, barrier: Barrier) -> String {
+fn hint(input: &RenderInput<'_>, why: BrowseFailure, barrier: Barrier) -> String {
     use BrowseFailure as F;
-    let tool = scene.tool;
+    let tool = input.tool;
     match why {
         F::NotFound | F::Stale => "call browser_snapshot first and use one of the returned refs".into(),
         F::Ambiguous => {

@@ -17,12 +17,12 @@ use crate::shared::run::{self, RunWording};
 use crate::shared::{add_lines, one_line, seconds};
 use crate::{Answer, ArgError, Block, RenderInput, Reply};
 
-const WORDS: RunWording =
-    RunWording { place: "sandbox", anew: "in a new sandbox made with sandbox_create if this one is not found" };
+const WORDING: RunWording =
+    RunWording { context: "sandbox", retry: "in a new sandbox made with sandbox_create if this one is not found" };
 
-pub(super) fn succeeded<T: Serialize>(scene: &RenderInput<'_>, how: &str, facts: &T) -> Answer {
+pub(super) fn succeeded<T: Serialize>(input: &RenderInput<'_>, how: &str, facts: &T) -> Answer {
     let mut answer = Answer::json(facts);
-    prepend(&mut answer, &format!("{} ok: {}", scene.tool, one_line(how)));
+    prepend(&mut answer, &format!("{} ok: {}", input.tool, one_line(how)));
     answer
 }
 
@@ -32,31 +32,31 @@ fn prepend(answer: &mut Answer, line: &str) {
     }
 }
 
-pub(super) fn failure_line(scene: &RenderInput<'_>, why: &str, hint: &str) -> String {
-    format!("{} failed: {}\nhint: {hint}", scene.tool, one_line(why))
+pub(super) fn failure_line(input: &RenderInput<'_>, why: &str, hint: &str) -> String {
+    format!("{} failed: {}\nhint: {hint}", input.tool, one_line(why))
 }
 
-fn failed(scene: &RenderInput<'_>, why: &str, hint: &str) -> Answer {
-    let text = failure_line(scene, why, hint);
+fn failed(input: &RenderInput<'_>, why: &str, hint: &str) -> Answer {
+    let text = failure_line(input, why, hint);
     let structured = json!({ "error": why, "hint": hint });
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-pub(super) fn refusal(scene: &RenderInput<'_>, refused: &ArgError) -> Reply {
-    let hint = format!("correct the arguments and call {} again", scene.tool);
-    failed(scene, &refused.message, &hint).into()
+pub(super) fn refusal(input: &RenderInput<'_>, refused: &ArgError) -> Reply {
+    let hint = format!("correct the arguments and call {} again", input.tool);
+    failed(input, &refused.message, &hint).into()
 }
 
-pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
+pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
     use EngineError as E;
-    let again = || format!("call {} again in a moment", scene.tool);
+    let again = || format!("call {} again in a moment", input.tool);
     let (why, hint) = match error {
         E::NoCurrent { ids } if ids.is_empty() => {
             ("no sandbox is running".to_owned(), "call sandbox_create first".to_owned())
         }
         E::NoCurrent { ids } => (
             format!("{} sandboxes are running, and none was named", ids.len()),
-            format!("call {} again with sandbox_id, one of {}", scene.tool, ids.join(", ")),
+            format!("call {} again with sandbox_id, one of {}", input.tool, ids.join(", ")),
         ),
         E::ContextNotFound(id) => (
             format!("no sandbox is running under this id (sandbox_id=\"{id}\")"),
@@ -85,7 +85,7 @@ pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
         ),
         E::CreateFailed(why) => (
             format!("the sandbox could not be made: {why}"),
-            match scene.args.get("sandbox_id") {
+            match input.args.get("sandbox_id") {
                 Some(_) => "call sandbox_create without sandbox_id, or with one that is free".to_owned(),
                 None => again(),
             },
@@ -93,7 +93,7 @@ pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
         E::StopFailed(why) => (format!("the sandbox could not be destroyed: {why}"), again()),
         E::Sandbox(why) => (
             format!("the sandbox failed: {why}"),
-            format!("call {} again, or sandbox_create for a new sandbox", scene.tool),
+            format!("call {} again, or sandbox_create for a new sandbox", input.tool),
         ),
         E::NoBrowser(why) => (
             format!("there is no browser: {why}"),
@@ -101,7 +101,7 @@ pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
         ),
         other => (other.to_string(), again()),
     };
-    failed(scene, &why, &hint).into()
+    failed(input, &why, &hint).into()
 }
 
 output! {
@@ -130,7 +130,7 @@ output! {
     struct Directory { path: String, files: Vec<FileRow>, total: u64 }
 }
 
-pub(super) fn created(scene: &RenderInput<'_>, context: ContextInfo, replaced: Option<String>) -> Answer {
+pub(super) fn created(input: &RenderInput<'_>, context: ContextInfo, replaced: Option<String>) -> Answer {
     let ContextInfo { id, limits, isolation, .. } = context;
     let limits = LimitsOutput {
         cpus: f64::from(limits.cpu_millis) / 1000.0,
@@ -143,25 +143,25 @@ pub(super) fn created(scene: &RenderInput<'_>, context: ContextInfo, replaced: O
         how += &format!(" replaces {old}, whose variables and files are gone");
     }
     let level = json!(isolation.level).as_str().unwrap_or_default().to_owned();
-    succeeded(scene, &how, &Created { sandbox_id: id, level, limits, replaced })
+    succeeded(input, &how, &Created { sandbox_id: id, level, limits, replaced })
 }
 
 /// Renders a run of code in a language, or of a line of the shell.
-pub(super) fn ran(scene: &RenderInput<'_>, language: Option<Language>, ran: &Ran) -> Answer {
+pub(super) fn ran(input: &RenderInput<'_>, language: Option<Language>, ran: &Ran) -> Answer {
     let (shell, language) = (language.is_none(), language.map_or("shell", Language::name));
-    let ending = if shell { run::command_ending(&ran.end, &WORDS) } else { run::ending(&ran.end, &WORDS) };
-    let kept = run::kept(scene, ran);
+    let ending = if shell { run::command_ending(&ran.end, &WORDING) } else { run::ending(&ran.end, &WORDING) };
+    let kept = run::kept(input, ran);
     let mut stderr = run::stderr(ran);
-    let told = ending.as_ref().filter(|_| !(shell && run::has_status(&ran.end)));
-    for note in [Some(&kept.lines).filter(|lines| !lines.is_empty()), told].into_iter().flatten() {
+    let ending_line = ending.as_ref().filter(|_| !(shell && run::has_status(&ran.end)));
+    for note in [Some(&kept.lines).filter(|lines| !lines.is_empty()), ending_line].into_iter().flatten() {
         add_lines(&mut stderr, note);
     }
     let success = run::succeeded(&ran.end);
     let took = seconds(ran.duration);
     let line = if success {
-        format!("{} ok: {language} in {took}", scene.tool)
+        format!("{} ok: {language} in {took}", input.tool)
     } else {
-        failure_line(scene, &what_failed(ran, ending), hint(&ran.end, shell))
+        failure_line(input, &what_failed(ran, ending), hint(&ran.end, shell))
     };
     let mut answer = Answer::json(&Executed {
         language,
@@ -201,36 +201,36 @@ fn hint(end: &RunOutcome, shell: bool) -> &'static str {
     }
 }
 
-pub(super) fn written(scene: &RenderInput<'_>, written: FileWritten) -> Answer {
+pub(super) fn written(input: &RenderInput<'_>, written: FileWritten) -> Answer {
     let FileWritten { path, size, .. } = written;
-    succeeded(scene, &format!("{path} ({size} bytes)"), &Written { path, size })
+    succeeded(input, &format!("{path} ({size} bytes)"), &Written { path, size })
 }
 
-pub(super) fn file(scene: &RenderInput<'_>, read: FileRead) -> Answer {
+pub(super) fn file(input: &RenderInput<'_>, read: FileRead) -> Answer {
     let FileRead { path, content, size, key } = read;
     let whole = content.len() as u64 == size;
     let (encoding, content) = match String::from_utf8(content) {
         Ok(text) => ("utf-8", text),
         Err(bytes) => ("base64", STANDARD.encode(bytes.into_bytes())),
     };
-    let link = scene.link(&key, &path, Some(size));
+    let link = input.link(&key, &path, Some(size));
     let Some(facts) = FileFacts::new(&path, size, encoding, whole.then_some(content), link.as_ref()) else {
         let why = format!("{size} bytes are too many for one answer (path=\"{path}\")");
-        return failed(scene, &why, "call code_run to read it in parts");
+        return failed(input, &why, "call code_run to read it in parts");
     };
     let mut how = format!("{path} ({size} bytes)");
     if facts.link.is_some() {
         how += ", too large for an answer: fetch it from the link";
     }
-    let mut answer = succeeded(scene, &how, &facts);
+    let mut answer = succeeded(input, &how, &facts);
     answer.blocks.extend(link);
     answer
 }
 
 /// Lists the files that fit into an answer. `total` also counts those that do not fit.
-pub(super) fn files(scene: &RenderInput<'_>, path: String, listing: FileListing) -> Answer {
+pub(super) fn files(input: &RenderInput<'_>, path: String, listing: FileListing) -> Answer {
     let FileListing { entries, total, .. } = listing;
     let files = rows(&path, entries);
     let entries = if total == 1 { "entry" } else { "entries" };
-    succeeded(scene, &format!("{path} ({total} {entries})"), &Directory { path, files, total })
+    succeeded(input, &format!("{path} ({total} {entries})"), &Directory { path, files, total })
 }

@@ -36,7 +36,7 @@ async fn main() -> std::io::Result<()> {
         counters: Default::default(),
         log: |_| {},
         options: HttpOptions { open: true, ..HttpOptions::default() },
-        gate: Arc::new(Anyone),
+        authenticator: Arc::new(Anyone),
         endpoints: BTreeMap::from([("conformance".into(), endpoint)]),
         default: "conformance".into(),
         routes: axum::Router::new(),

@@ -1,4 +1,4 @@
-//! Reads a request's body within three bounds: its length, its deadline, and the memory that its tenant may hold.
+//! Reads the body of a request within three bounds: a length, a deadline, and the memory of its tenant's calls.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{SERVER_ERROR, refuse, refused};
 use crate::message::{self, Fault};
 
-/// Bytes kept of a body that is too long, in order to find the id of its request.
+/// Number of bytes that are read of a body that is too long, in order to find the id of its request.
 const HEAD: usize = 4096;
 
 /// Maximum length of a body that is read and discarded when its request is refused, so that the connection can be
@@ -80,8 +80,8 @@ impl Bodies {
         Ok(whole.freeze())
     }
 
-    /// Returns the refusal of a body over the limit. `length` is the announced length, or what was read of a body
-    /// without one.
+    /// Returns the refusal of a body over the limit. `length` is the announced length, or the number of bytes read of a
+    /// body without one.
     fn too_long(&self, length: usize, head: &[u8]) -> Response<Body> {
         closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, &message::too_long(length, self.limit, head, &[])))
     }

@@ -1,7 +1,7 @@
-//! Connections: how many there are, how long each phase may last, and how they end.
+//! Accepts connections, limits their number and the duration of each phase, and closes them.
 //!
-//! A connection without a complete request may be closed at any time. Under pressure the connection that has waited
-//! longest is closed first, so that idle or slow clients cannot keep others out.
+//! A connection without a complete request may be closed at any time. When there are too many, the connection that has
+//! waited longest is closed first, so that idle or slow clients cannot keep others out.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -34,21 +34,22 @@ use super::share::Share;
 use super::{App, HttpOptions};
 
 /// Maximum time for cancelled calls to send their answers during a shutdown.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const HALT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum time for cancelled calls to send their answers when the server has to stop at once.
-const LAST_WORD: Duration = Duration::from_millis(500);
+const NOW_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum time for which a request may still be arriving after a shutdown began.
-const LAST_CHANCE: Duration = Duration::from_secs(1);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the server reads and discards what a client still sends after its answer.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Pause after a failed accept; file descriptors become free when connections end.
-const BREATH: Duration = Duration::from_millis(50);
+/// Pause after a failed accept, in which connections may end and free their file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-const SHED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\n\
+/// The answer to a client for which there is no connection.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\n\
 Content-Length: 92\r\nConnection: close\r\n\r\n\
 {\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32000,\"message\":\"too many connections at once\"}}";
 
@@ -76,8 +77,8 @@ pub(super) async fn serve(listener: TcpListener, app: App, shutdown: Cancellatio
     }
     server.halt.cancel();
     tokio::select! {
-        _ = timeout(LAST_WORDS, tasks.wait()) => {}
-        () = async { now.cancelled().await; sleep(LAST_WORD).await } => {}
+        _ = timeout(HALT_TIMEOUT, tasks.wait()) => {}
+        () = async { now.cancelled().await; sleep(NOW_TIMEOUT).await } => {}
     }
     server.sessions.close_all();
     all.close_all();
@@ -108,14 +109,14 @@ async fn accept(
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 all.evict();
-                sleep(BREATH).await;
+                sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let options = server.options();
         if all.count() >= options.max_connections && !all.evict() {
             // The send buffer of a new connection has room for this; a client that misses it sees a closed connection.
-            let _ = stream.try_write(SHED);
+            let _ = stream.try_write(TOO_MANY);
             continue;
         }
         let Ok(local) = stream.local_addr() else { continue };
@@ -131,11 +132,11 @@ async fn accept(
             linger: AtomicBool::new(false),
             close: CancellationToken::new(),
         });
-        let place = (all.enter(connection.clone()), server.counters().connection());
+        let slots = (all.enter(connection.clone()), server.counters().connection());
         let (server, shutdown) = (server.clone(), shutdown.clone());
         tasks.spawn(async move {
             drive(stream, server, connection, shutdown).await;
-            drop(place);
+            drop(slots);
         });
     }
 }
@@ -153,7 +154,7 @@ fn prepare(stream: &TcpStream, options: &HttpOptions) -> io::Result<()> {
 async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connection>, shutdown: CancellationToken) {
     let options = server.options().clone();
     let patience = options.write_deadline;
-    let io = Watched { stream, connection: connection.clone(), patience, stalled: None, lingering: None };
+    let io = DeadlineStream { stream, connection: connection.clone(), patience, stalled: None, lingering: None };
     let service = service_fn(|request| {
         let (server, connection) = (server.clone(), connection.clone());
         async move {
@@ -188,7 +189,7 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
                 served.as_mut().graceful_shutdown();
             }
             _ = ticks.tick() => {
-                let late = ending && connection.waiting_since().is_some_and(|since| since.elapsed() >= LAST_CHANCE);
+                let late = ending && connection.waiting_since().is_some_and(|since| since.elapsed() >= ARRIVAL_TIMEOUT);
                 if late || connection.is_overdue(&options) {
                     return;
                 }
@@ -270,7 +271,7 @@ pub(super) struct Connection {
     state: Mutex<(Phase, Instant)>,
     /// The share of the request that is being answered.
     share: Mutex<Option<Arc<Share>>>,
-    /// The answer announced the end of the connection, and the client may still be writing.
+    /// Whether the last answer announced the end of the connection while the client may still be writing.
     linger: AtomicBool,
     close: CancellationToken,
 }
@@ -290,12 +291,12 @@ impl Connection {
         Busy(self.clone())
     }
 
-    /// Keeps the share until the request is over.
-    pub(super) fn hold(&self, share: Arc<Share>) {
+    /// Stores the share until the request is over.
+    pub(super) fn set_share(&self, share: Arc<Share>) {
         *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
     }
 
-    /// Notes that the request is complete: from here on the connection is not closed under pressure.
+    /// Notes that the request is complete. From here on the connection is not closed to make room for others.
     pub(super) fn busy(&self) {
         self.enter(Phase::Busy);
     }
@@ -353,7 +354,7 @@ impl HttpBody for BusyBody {
 }
 
 /// A TCP stream that enforces the write deadline and lingers after the last answer.
-struct Watched {
+struct DeadlineStream {
     stream: TcpStream,
     connection: Arc<Connection>,
     patience: Duration,
@@ -363,7 +364,7 @@ struct Watched {
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
-impl Watched {
+impl DeadlineStream {
     fn written<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stalled = None;
@@ -405,7 +406,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for DeadlineStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
@@ -419,7 +420,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for DeadlineStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.sent(&written);

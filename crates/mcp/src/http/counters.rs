@@ -1,4 +1,4 @@
-//! What the transport counts, for the server's metrics.
+//! Counts connections, sessions and bytes of the transport, for the server's metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +58,7 @@ impl Counters {
 }
 
 /// A connection or session that is open.
-#[must_use = "dropped, it counts as closed"]
+#[must_use = "it counts as closed when this value is dropped"]
 pub(super) struct Open {
     counts: Arc<Counts>,
     gauge: fn(&Counts) -> &AtomicU64,

@@ -1,5 +1,5 @@
-//! Gives a request straight to its handler, without a service loop, task or channel, for services that send no requests
-//! to their clients.
+//! Passes a request directly to its handler, without a service loop, task or channel, for services that send no
+//! requests to their clients.
 //!
 //! The call is polled by the code that waits for its answer. A call that is dropped before its end is cancelled and
 //! finishes in the background, so that it is still logged and recorded in the journal.
@@ -25,7 +25,7 @@ use tracing::Instrument;
 use super::turns::{Turn, during};
 use crate::{Outlet, Prepared};
 
-/// Notifications that may wait for a client that reads slowly.
+/// Maximum number of notifications that wait for a client that reads slowly.
 const QUEUE: usize = 16;
 
 type ServerMessage = TxJsonRpcMessage<RoleServer>;
@@ -33,7 +33,7 @@ type ServerMessage = TxJsonRpcMessage<RoleServer>;
 pub(super) struct Direct {
     work: DirectCall,
     /// Notifications of the handler, if the client asked for progress.
-    notes: Option<mpsc::Receiver<ServerNotification>>,
+    notifications: Option<mpsc::Receiver<ServerNotification>>,
     answer: Option<ServerMessage>,
     prepared: Prepared,
     cancel: CancellationToken,
@@ -46,14 +46,14 @@ impl Direct {
         !matches!(request, ClientRequest::InitializeRequest(_) | ClientRequest::SubscriptionsListenRequest(_))
     }
 
-    /// Creates the call without polling it. `begun` is cancelled at the latest when the call ends.
+    /// Creates the call without polling it. `queued` is cancelled at the latest when the call ends.
     pub(super) fn new(
         service: Box<dyn DynService<RoleServer>>,
         mut request: ClientRequest,
         id: RequestId,
         peer: PeerLease,
         cancel: CancellationToken,
-        begun: CancellationToken,
+        queued: CancellationToken,
     ) -> Self {
         let mut context = RequestContext::new(id.clone(), peer.peer.clone());
         context.ct = cancel.clone();
@@ -61,20 +61,20 @@ impl Direct {
         std::mem::swap(&mut context.extensions, request.extensions_mut());
         let prepared = Prepared::default();
         context.extensions.insert(prepared.clone());
-        let notes = context.meta.get_progress_token().map(|_| {
-            let (outlet, notes) = mpsc::channel(QUEUE);
+        let notifications = context.meta.get_progress_token().map(|_| {
+            let (outlet, notifications) = mpsc::channel(QUEUE);
             context.extensions.insert(Outlet(outlet));
-            notes
+            notifications
         });
         let work = async move {
             let _peer = peer;
-            let _begun = begun.drop_guard();
+            let _queued = queued.drop_guard();
             match service.handle_request(request, context).await {
                 Ok(result) => JsonRpcMessage::response(result, id),
                 Err(error) => JsonRpcMessage::error(error, Some(id)),
             }
         };
-        Self { work: DirectCall::Here(Box::pin(work)), notes, answer: None, prepared, cancel }
+        Self { work: DirectCall::Here(Box::pin(work)), notifications, answer: None, prepared, cancel }
     }
 
     /// Returns the encoded result, if the handler left one (see [`Prepared`]).
@@ -83,7 +83,7 @@ impl Direct {
     }
 
     /// Moves the call to a task, so that it continues whether or not its messages are awaited.
-    pub(super) fn go_on(&mut self, turn: Option<Turn>) {
+    pub(super) fn detach(&mut self, turn: Option<Turn>) {
         self.work = match std::mem::replace(&mut self.work, DirectCall::Over) {
             DirectCall::Here(work) => {
                 let work = async {
@@ -101,21 +101,21 @@ impl Direct {
     /// Returns the next message; the answer is the last one. The future is cancel safe.
     pub(super) async fn next(&mut self) -> Option<ServerMessage> {
         if self.answer.is_none() {
-            let noted = async {
-                match &mut self.notes {
-                    Some(notes) => notes.recv().await,
+            let notified = async {
+                match &mut self.notifications {
+                    Some(notifications) => notifications.recv().await,
                     None => None,
                 }
             };
             tokio::select! {
                 biased;
-                Some(note) = noted => return Some(JsonRpcMessage::notification(note)),
+                Some(notification) = notified => return Some(JsonRpcMessage::notification(notification)),
                 answer = &mut self.work => self.answer = answer,
             }
         }
         // Notifications sent before the answer are delivered before it.
-        match self.notes.as_mut().and_then(|notes| notes.try_recv().ok()) {
-            Some(note) => Some(JsonRpcMessage::notification(note)),
+        match self.notifications.as_mut().and_then(|notifications| notifications.try_recv().ok()) {
+            Some(notification) => Some(JsonRpcMessage::notification(notification)),
             None => self.answer.take(),
         }
     }
@@ -155,22 +155,22 @@ impl Future for DirectCall {
     }
 }
 
-/// Spare peers. A peer tells a handler about its client. rmcp creates a peer only together with a service loop, so
-/// peers whose loops have ended are lent to one request after another.
+/// Spare peers, which requests lease one after another. A peer describes the client to a handler. rmcp creates a peer
+/// only together with a service loop, so peers whose loops have ended are used again.
 #[derive(Default)]
 pub(super) struct Peers(Mutex<Vec<Peer<RoleServer>>>);
 
 impl Peers {
-    /// Maximum number of spare peers that are kept.
-    const KEPT: usize = 64;
+    /// Maximum number of spare peers.
+    const MOST: usize = 64;
 
     fn spare(&self) -> MutexGuard<'_, Vec<Peer<RoleServer>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends a spare peer, or creates one. A new peer's service loop ends at once, so `service` may return any service
-    /// of the endpoint.
-    pub(super) fn lend(
+    /// Returns a spare peer, or creates one. The service loop of a new peer ends at once, so `service` may return any
+    /// service of the endpoint.
+    pub(super) fn lease(
         self: &Arc<Self>,
         info: InitializeRequestParams,
         service: impl FnOnce() -> Box<dyn DynService<RoleServer>>,
@@ -187,7 +187,7 @@ impl Peers {
     }
 }
 
-/// A peer lent to one request.
+/// A peer that one request uses.
 pub(super) struct PeerLease {
     peer: Peer<RoleServer>,
     peers: Arc<Peers>,
@@ -196,7 +196,7 @@ pub(super) struct PeerLease {
 impl Drop for PeerLease {
     fn drop(&mut self) {
         let mut spare = self.peers.spare();
-        if spare.len() < Peers::KEPT {
+        if spare.len() < Peers::MOST {
             spare.push(self.peer.clone());
         }
     }

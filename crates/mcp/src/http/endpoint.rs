@@ -27,7 +27,7 @@ use super::body::{Bodies, busy, over};
 use super::connection::Connection;
 use super::counters::Counters;
 use super::direct::{Direct, Peers};
-use super::exchange::{AnswerBytes, Asker, Exchange, ExchangeEvent, ExchangeParts, FinalAnswer};
+use super::exchange::{AnswerBytes, ClientPeer, Exchange, ExchangeEvent, ExchangeParts, FinalAnswer};
 use super::guard::Guard;
 use super::log::{HTTP_LOG, HttpEvent};
 use super::replay::Replay;
@@ -56,13 +56,13 @@ pub(super) struct Server {
     /// Turns for large messages, which are read on separate threads.
     large_turns: Arc<Turns>,
     peers: Arc<Peers>,
-    /// Cancels all calls.
+    /// Token that cancels all calls.
     pub halt: CancellationToken,
-    /// Ends the streams that belong to no call.
+    /// Token that ends the streams that belong to no call.
     pub closing: CancellationToken,
 }
 
-/// The endpoint a request is for, and the caller who sent it.
+/// The endpoint of a request, its caller, and everything else that is known before its body is read.
 struct RequestInfo<'a> {
     endpoint: &'a Endpoint,
     name: &'a str,
@@ -70,7 +70,7 @@ struct RequestInfo<'a> {
     caller: Caller,
     /// The memory of the request, and then of its answer.
     hold: Hold,
-    /// The request's part of what its tenant may have in flight.
+    /// The request's share of the tenant's requests in flight.
     share: Arc<Share>,
     request_id: String,
     peer: SocketAddr,
@@ -78,12 +78,12 @@ struct RequestInfo<'a> {
 
 /// A POST whose body has been read.
 struct PostedRequest<'a> {
-    place: RequestInfo<'a>,
+    info: RequestInfo<'a>,
     form: Form,
     session: Option<Arc<Session>>,
 }
 
-/// One request of a body, with the memory that it and its answer hold.
+/// One request of a body, with the hold for its memory and that of its answer.
 struct BatchItem {
     id: Value,
     request: ClientRequest,
@@ -91,9 +91,9 @@ struct BatchItem {
 }
 
 /// One message of a batch that has an effect.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
+#[allow(clippy::large_enum_variant, reason = "the large variant is the usual one")]
 enum BatchStep {
-    Ask(BatchItem),
+    Start(BatchItem),
     Withdraw(Value),
 }
 
@@ -113,8 +113,8 @@ impl Server {
             bodies: Bodies::new(options.max_body, options.body_deadline),
             sessions: Sessions::new(options, app.counters.clone()),
             shares: Shares::new(options.max_requests_per_tenant),
-            turns: Turns::here(),
-            large_turns: Turns::here(),
+            turns: Turns::for_runtime(),
+            large_turns: Turns::for_runtime(),
             peers: Arc::default(),
             halt: CancellationToken::new(),
             closing: CancellationToken::new(),
@@ -184,9 +184,9 @@ impl Server {
             let request = Request::from_parts(parts, Body::new(body));
             return self.app.routes.clone().call(request).await.unwrap_or_else(|never| match never {});
         };
-        let caller = match self.app.gate.admit(&parts, connection.peer) {
+        let caller = match self.app.authenticator.admit(&parts, connection.peer) {
             Ok(caller) => caller,
-            Err(denied) => return self.bodies.unread(body, turned_away(denied)).await,
+            Err(denied) => return self.bodies.unread(body, denied_response(denied)).await,
         };
         tracing::Span::current().record("tenant", &caller.tenant.0);
         let Some(share) = self.shares.take(&caller.tenant) else {
@@ -194,7 +194,7 @@ impl Server {
             return self.bodies.unread(body, refusal).await;
         };
         let share = Arc::new(share);
-        connection.hold(share.clone());
+        connection.set_share(share.clone());
         let name = if name.is_empty() { &self.app.default } else { &name };
         let Some((name, endpoint)) = self.app.endpoints.get_key_value(name) else {
             let names = self.app.endpoints.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -202,7 +202,7 @@ impl Server {
             return refused(StatusCode::NOT_FOUND, why);
         };
         let hold = self.options().memory.hold(&caller.tenant);
-        let place = RequestInfo {
+        let info = RequestInfo {
             endpoint,
             name,
             headers: &parts.headers,
@@ -213,21 +213,21 @@ impl Server {
             peer: connection.peer,
         };
         match parts.method {
-            Method::POST => self.post(place, &parts, body, connection).await,
-            Method::GET | Method::HEAD => self.get(place, connection).await,
-            Method::DELETE => self.delete(&place),
+            Method::POST => self.post(info, &parts, body, connection).await,
+            Method::GET | Method::HEAD => self.get(info, connection).await,
+            Method::DELETE => self.delete(&info),
             _ => not_allowed("this method is not served here"),
         }
     }
 
     async fn post(
         &self,
-        place: RequestInfo<'_>,
+        info: RequestInfo<'_>,
         parts: &Parts,
         body: IncomingBody,
         connection: &Arc<Connection>,
     ) -> Response<Body> {
-        let headers = place.headers;
+        let headers = info.headers;
         self.log(HttpEvent::Request { peer: connection.peer });
         let Some(form) = Form::of(headers) else {
             let why = "the answer is application/json or text/event-stream; Accept allows neither";
@@ -237,21 +237,21 @@ impl Server {
             let why = "the body must be application/json, not compressed";
             return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
         }
-        let bytes = match self.bodies.read(headers, body, &place.hold).await {
+        let bytes = match self.bodies.read(headers, body, &info.hold).await {
             Ok(bytes) => bytes,
             Err(refusal) => return refusal,
         };
         connection.busy();
-        // For a moment the request is in memory twice: as bytes and as a message.
-        if let Err(full) = place.hold.add(bytes.len()) {
+        // While it is parsed, the request is in memory twice: as bytes and as a message.
+        if let Err(full) = info.hold.add(bytes.len()) {
             return over(full);
         }
         // Large messages have a separate queue, so that messages read on this thread do not wait for one read on
         // another.
         let is_large = bytes.len() >= LARGE;
-        let turn = if is_large { &self.large_turns } else { &self.turns }.take(&place.caller.tenant).await;
+        let turn = if is_large { &self.large_turns } else { &self.turns }.take(&info.caller.tenant).await;
         log_body(&bytes, |body| self.log(HttpEvent::RequestBody(body)));
-        let session = match self.session(&place) {
+        let session = match self.session(&info) {
             Ok(session) => session,
             // Finding the id would mean reading the whole large message on this thread.
             Err(unknown) if is_large => return unknown.answer(Value::Null),
@@ -262,32 +262,32 @@ impl Server {
             None => revision::has_batches(headers),
         };
         let (read, turn) = if is_large {
-            match read_apart(bytes, batches, place.hold.clone(), turn).await {
-                Ok(read) => (read, self.turns.take(&place.caller.tenant).await),
+            match read_on_thread(bytes, batches, info.hold.clone(), turn).await {
+                Ok(read) => (read, self.turns.take(&info.caller.tenant).await),
                 Err(full) => return over(full),
             }
         } else {
             (message::read(&bytes, batches), turn)
         };
         match read {
-            Ok(Incoming::One(message)) => during(turn, self.one(PostedRequest { place, form, session }, message)).await,
+            Ok(Incoming::One(message)) => during(turn, self.one(PostedRequest { info, form, session }, message)).await,
             Ok(Incoming::Batch(messages)) => {
                 // Each message of a batch counts as one request towards the caller's rate.
                 for _ in 1..messages.len() {
-                    if let Err(denied) = self.app.gate.admit(parts, connection.peer) {
-                        return turned_away(denied);
+                    if let Err(denied) = self.app.authenticator.admit(parts, connection.peer) {
+                        return denied_response(denied);
                     }
                 }
-                during(turn, self.batch(PostedRequest { place, form, session }, messages)).await
+                during(turn, self.batch(PostedRequest { info, form, session }, messages)).await
             }
             Err(fault) => refuse(status_of(&fault, headers), &fault),
         }
     }
 
     async fn one(&self, posted: PostedRequest<'_>, message: Message) -> Response<Body> {
-        let PostedRequest { place, form, session } = posted;
+        let PostedRequest { info, form, session } = posted;
         let (id, request) = match message {
-            Message::Request { id, request, weight } => match place.hold.set(held_by(weight)) {
+            Message::Request { id, request, weight } => match info.hold.set(memory_of(weight)) {
                 Ok(()) => (id, *request),
                 Err(full) => return over(full),
             },
@@ -307,9 +307,9 @@ impl Server {
             _ => None,
         };
         let session = session.filter(|_| opening.is_none());
-        let asked = BatchItem { id, request, hold: place.hold.clone() };
-        let (mut exchange, era) = match self.begin(&place, session.as_ref(), asked, form != Form::Json) {
-            Ok(begun) => begun,
+        let item = BatchItem { id, request, hold: info.hold.clone() };
+        let (mut exchange, era) = match self.begin(&info, session.as_ref(), item, form != Form::Json) {
+            Ok(started) => started,
             Err((status, fault)) => {
                 let bytes = fault.encode();
                 self.log_answer(&method, &bytes);
@@ -319,11 +319,11 @@ impl Server {
         match opening {
             Some(params) if matches!(era, Era::Legacy { .. }) => {
                 let Some(last) = exchange.last().await else { return empty(StatusCode::ACCEPTED) };
-                self.log_answer(&method, &last.words.bytes);
-                self.open(&place, params, form, last)
+                self.log_answer(&method, &last.answer.bytes);
+                self.open(&info, params, form, last)
             }
             _ => {
-                let resumable = session.filter(|session| session.is_resumable()).map(|session| (session, place.share));
+                let resumable = session.filter(|session| session.is_resumable()).map(|session| (session, info.share));
                 self.reply(&method, Answers::One(exchange), form, &era, resumable).await
             }
         }
@@ -332,13 +332,13 @@ impl Server {
     /// Starts a request, or returns the status and the error with which it is refused.
     fn begin(
         &self,
-        place: &RequestInfo<'_>,
+        info: &RequestInfo<'_>,
         session: Option<&Arc<Session>>,
-        asked: BatchItem,
+        item: BatchItem,
         can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
-        let BatchItem { id, mut request, hold } = asked;
-        let era = revision::era(place.headers, &id, &request, &place.endpoint.schemas)
+        let BatchItem { id, mut request, hold } = item;
+        let era = revision::era(info.headers, &id, &request, &info.endpoint.schemas)
             .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
         let peer = match (&era, session, &request) {
@@ -354,38 +354,40 @@ impl Server {
             None => None,
         };
         let connection = session.map(|session| session.id.clone());
-        let caller = Caller { connection, ..place.caller.clone() };
+        let caller = Caller { connection, ..info.caller.clone() };
         request.extensions_mut().insert(Origin {
             id: id.clone(),
-            request_id: Some(place.request_id.clone()),
-            peer: Some(place.peer),
+            request_id: Some(info.request_id.clone()),
+            peer: Some(info.peer),
         });
-        let peer = match place.endpoint.direct && Direct::takes(&request) {
-            true => Asker::Direct(self.peers.lend(peer, || (place.endpoint.make)(caller.clone(), Hold::default()))),
-            false => Asker::Loop(Box::new(peer)),
+        let peer = match info.endpoint.direct && Direct::takes(&request) {
+            true => {
+                ClientPeer::Direct(self.peers.lease(peer, || (info.endpoint.make)(caller.clone(), Hold::default())))
+            }
+            false => ClientPeer::Loop(Box::new(peer)),
         };
-        let setting = ExchangeParts {
-            service: (place.endpoint.make)(caller, hold.clone()),
+        let parts = ExchangeParts {
+            service: (info.endpoint.make)(caller, hold.clone()),
             peer,
             session: session.filter(|_| can_ask).cloned(),
             entry,
             halt: self.halt.clone(),
             hold,
         };
-        Ok((Exchange::start(id, request, setting), era))
+        Ok((Exchange::start(id, request, parts), era))
     }
 
-    /// Answers `initialize`. A client for which there is no room continues without a session.
+    /// Answers `initialize`. If there is no room for a session, the client continues without one.
     fn open(
         &self,
-        place: &RequestInfo<'_>,
+        info: &RequestInfo<'_>,
         params: InitializeRequestParams,
         form: Form,
         last: FinalAnswer,
     ) -> Response<Body> {
-        let mut response = whole(form, StatusCode::OK, last.words);
-        let kept = last.initialized.and_then(|negotiated| session::kept(params, negotiated));
-        let session = kept.and_then(|kept| self.sessions.open(place.caller.tenant.clone(), place.name, kept));
+        let mut response = whole(form, StatusCode::OK, last.answer);
+        let stored = last.initialized.and_then(|negotiated| session::stored_info(params, negotiated));
+        let session = stored.and_then(|stored| self.sessions.open(info.caller.tenant.clone(), info.name, stored));
         if let Some(session) = session {
             let id = HeaderValue::from_str(&session.id).expect("a UUID is plain text");
             response.headers_mut().insert(SESSION, id);
@@ -394,10 +396,10 @@ impl Server {
     }
 
     async fn batch(&self, posted: PostedRequest<'_>, messages: Vec<Result<Message, Fault>>) -> Response<Body> {
-        let PostedRequest { place, form, session } = posted;
+        let PostedRequest { info, form, session } = posted;
         // From here on the bytes of the body are counted in the holds of its messages. All of them are counted before
         // the first one waits for its turn.
-        let hold = place.hold.clone();
+        let hold = info.hold.clone();
         let _ = hold.set(0);
         let mut refusals = Vec::new();
         let mut steps = Vec::new();
@@ -406,9 +408,9 @@ impl Server {
                 Ok(Message::Request { id, request, weight }) => {
                     self.log(HttpEvent::Parsed { method: request.method(), id: &id });
                     // Each request has a separate hold, because the requests do not end together.
-                    let hold = place.hold.apart();
-                    match hold.set(held_by(weight)) {
-                        Ok(()) => steps.push(BatchStep::Ask(BatchItem { id, request: *request, hold })),
+                    let hold = info.hold.apart();
+                    match hold.set(memory_of(weight)) {
+                        Ok(()) => steps.push(BatchStep::Start(BatchItem { id, request: *request, hold })),
                         Err(full) => refusals.push(Fault::new(id, SERVER_ERROR, full.to_string()).encode()),
                     }
                 }
@@ -420,13 +422,13 @@ impl Server {
         let mut exchanges = Vec::new();
         for step in steps {
             match step {
-                BatchStep::Ask(asked) => {
-                    let is_call = matches!(asked.request, ClientRequest::CallToolRequest(_));
-                    match self.begin(&place, session.as_ref(), asked, false) {
+                BatchStep::Start(item) => {
+                    let is_call = matches!(item.request, ClientRequest::CallToolRequest(_));
+                    match self.begin(&info, session.as_ref(), item, false) {
                         Ok((mut exchange, _)) => {
-                            exchange.go_on(Some(self.turns.take(&place.caller.tenant).await));
+                            exchange.detach(Some(self.turns.take(&info.caller.tenant).await));
                             if is_call {
-                                exchange.begun().await;
+                                exchange.queued().await;
                             }
                             exchanges.push(exchange);
                         }
@@ -444,7 +446,7 @@ impl Server {
             let rest = join_all(exchanges.iter_mut().map(Exchange::last)).await;
             let mut all = BatchAnswer::default();
             refusals.iter().for_each(|refusal| all.add(refusal));
-            rest.into_iter().flatten().for_each(|last| all.add(&last.words.bytes));
+            rest.into_iter().flatten().for_each(|last| all.add(&last.answer.bytes));
             all.finish().map(|bytes| AnswerBytes::last(&Value::Null, bytes, hold))
         };
         let era = Era::Legacy { version: None };
@@ -470,23 +472,23 @@ impl Server {
             let patience = if form == Form::Json { Duration::MAX } else { options.patience };
             match timeout(patience, answers.next()).await {
                 Ok(Some(ExchangeEvent::Last(last))) => {
-                    self.log_answer(method, &last.words.bytes);
+                    self.log_answer(method, &last.answer.bytes);
                     // An error with a specific status is for readers that do not parse the body, so it is
                     // never streamed.
                     let status = status(&last);
                     let form = if status == StatusCode::OK { form } else { Form::Json };
-                    return whole(form, status, last.words);
+                    return whole(form, status, last.answer);
                 }
                 // The client cancelled the request.
                 Ok(None) => return empty(StatusCode::ACCEPTED),
                 Ok(Some(ExchangeEvent::Meanwhile(_))) if form == Form::Json => {}
-                Ok(Some(ExchangeEvent::Meanwhile(words))) => break Some(words),
+                Ok(Some(ExchangeEvent::Meanwhile(message))) => break Some(message),
                 Err(_) => break None,
             }
         };
         self.log(HttpEvent::Sending { method });
         if let Answers::One(exchange) = &mut answers {
-            exchange.go_on(None);
+            exchange.detach(None);
         }
         match (resumable, answers) {
             (Some((session, share)), Answers::One(exchange)) => {
@@ -497,23 +499,23 @@ impl Server {
         }
     }
 
-    async fn get(&self, place: RequestInfo<'_>, connection: &Connection) -> Response<Body> {
-        if !accepts_stream(place.headers) {
+    async fn get(&self, info: RequestInfo<'_>, connection: &Connection) -> Response<Body> {
+        if !accepts_stream(info.headers) {
             connection.busy();
-            let turn = self.turns.take(&place.caller.tenant).await;
-            let status = during(turn, (place.endpoint.status)(place.caller)).await;
+            let turn = self.turns.take(&info.caller.tenant).await;
+            let status = during(turn, (info.endpoint.status)(info.caller)).await;
             return json(StatusCode::OK, status.to_string());
         }
-        let session = match self.session(&place) {
+        let session = match self.session(&info) {
             Ok(Some(session)) => session,
             Ok(None) => return not_allowed("a stream of its own belongs to a session; there is none"),
             Err(unknown) => return unknown.answer(Value::Null),
         };
         let keep_alive = self.options().keep_alive;
-        if let Some(seen) = place.headers.get(LAST_EVENT).and_then(|value| value.to_str().ok()) {
+        if let Some(seen) = info.headers.get(LAST_EVENT).and_then(|value| value.to_str().ok()) {
             connection.busy();
             return match session.replay(seen) {
-                Some((replay, place)) => sse::response(replay.read(Some(place)), keep_alive, session.ended.clone()),
+                Some((replay, number)) => sse::response(replay.read(Some(number)), keep_alive, session.ended.clone()),
                 // The answer is a stream that ends at once, because an error would make some clients retry again and
                 // again.
                 None => sse::response(EmptyStream, keep_alive, CancellationToken::new()),
@@ -530,8 +532,8 @@ impl Server {
         }
     }
 
-    fn delete(&self, place: &RequestInfo<'_>) -> Response<Body> {
-        match self.session(place) {
+    fn delete(&self, info: &RequestInfo<'_>) -> Response<Body> {
+        match self.session(info) {
             Ok(Some(session)) => {
                 self.sessions.close(&session);
                 // The Python client treats every status other than 200 and 204 as a failure.
@@ -543,15 +545,15 @@ impl Server {
     }
 
     /// Returns the session that the headers name. Revision 2026-07-28 and later have no sessions.
-    fn session(&self, place: &RequestInfo<'_>) -> Result<Option<Arc<Session>>, UnknownSession> {
-        if revision::is_modern(place.headers) {
+    fn session(&self, info: &RequestInfo<'_>) -> Result<Option<Arc<Session>>, UnknownSession> {
+        if revision::is_modern(info.headers) {
             return Ok(None);
         }
-        let mut ids = place.headers.get_all(SESSION).iter();
+        let mut ids = info.headers.get_all(SESSION).iter();
         match (ids.next(), ids.next()) {
             (None, _) => Ok(None),
             (Some(id), None) => {
-                let found = id.to_str().ok().and_then(|id| self.sessions.find(id, &place.caller.tenant, place.name));
+                let found = id.to_str().ok().and_then(|id| self.sessions.find(id, &info.caller.tenant, info.name));
                 found.map(Some).ok_or(UnknownSession)
             }
             (Some(_), Some(_)) => Err(UnknownSession),
@@ -560,23 +562,23 @@ impl Server {
 }
 
 /// Messages of at least this length are read on a separate thread, so that other requests are answered meanwhile.
-const LARGE: usize = message::LONG;
+const LARGE: usize = 256 << 10;
 
 /// Reads a large message on a separate thread. The reading continues after the client has disconnected, and keeps its
-/// memory and its turn until it ends. What was read is counted before it waits for anything: it can take many times the
-/// memory of its bytes.
-async fn read_apart(bytes: Bytes, batches: bool, hold: Hold, turn: Turn) -> Result<Result<Incoming, Fault>, Full> {
+/// hold and its turn until it ends. The message is counted before it waits for anything, because it can take many times
+/// the memory of its bytes.
+async fn read_on_thread(bytes: Bytes, batches: bool, hold: Hold, turn: Turn) -> Result<Result<Incoming, Fault>, Full> {
     let reading = tokio::task::spawn_blocking(move || {
         let read = message::read(&bytes, batches);
-        let held = hold.set(held_by(read.as_ref().map_or(0, Incoming::weight)));
+        let counted = hold.set(memory_of(read.as_ref().map_or(0, Incoming::weight)));
         drop((bytes, hold, turn));
-        held.map(|()| read)
+        counted.map(|()| read)
     });
     let given_up = |_| Ok(Err(Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up")));
     reading.await.unwrap_or_else(given_up)
 }
 
-fn turned_away(denied: Denied) -> Response<Body> {
+fn denied_response(denied: Denied) -> Response<Body> {
     let mut response = json(denied.status, denied.body.to_string());
     response.headers_mut().extend(*denied.headers);
     response
@@ -611,7 +613,7 @@ async fn answered(
 }
 
 /// The source of an answer: one exchange or a batch.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
+#[allow(clippy::large_enum_variant, reason = "the large variant is the usual one")]
 enum Answers {
     One(Exchange),
     Batch(Option<BoxFuture<'static, Option<AnswerBytes>>>),
@@ -622,9 +624,9 @@ impl Answers {
         match self {
             Self::One(exchange) => exchange.next().await,
             Self::Batch(answers) => {
-                let words = answers.as_mut()?.await;
+                let answer = answers.as_mut()?.await;
                 *answers = None;
-                Some(ExchangeEvent::Last(FinalAnswer { words: words?, error: None, initialized: None }))
+                Some(ExchangeEvent::Last(FinalAnswer { answer: answer?, error: None, initialized: None }))
             }
         }
     }
@@ -642,8 +644,8 @@ impl EventSource for Plain {
             return Some(first.event(None));
         }
         match self.answers.next().await? {
-            ExchangeEvent::Meanwhile(words) => Some(words.event(None)),
-            ExchangeEvent::Last(last) => Some(last.words.event(None)),
+            ExchangeEvent::Meanwhile(message) => Some(message.event(None)),
+            ExchangeEvent::Last(last) => Some(last.answer.event(None)),
         }
     }
 }
@@ -704,11 +706,11 @@ fn essence(text: &str) -> String {
 }
 
 /// Returns the response for an answer that is complete.
-fn whole(form: Form, status: StatusCode, words: AnswerBytes) -> Response<Body> {
+fn whole(form: Form, status: StatusCode, answer: AnswerBytes) -> Response<Body> {
     match form {
-        Form::Json | Form::Either => json(status, words.plain()),
+        Form::Json | Form::Either => json(status, answer.plain()),
         Form::Stream => {
-            let mut response = json(status, words.event(None));
+            let mut response = json(status, answer.event(None));
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             response
         }
@@ -740,9 +742,9 @@ impl BatchAnswer {
     }
 }
 
-/// Returns the bytes that a request holds while it is handled: its arguments as received, once more as the operation
+/// Returns the memory of a request while it is handled: its arguments as received, once more as the operation
 /// made from them, and once more for the answer that repeats them or for the message to the guest.
-fn held_by(weight: usize) -> usize {
+fn memory_of(weight: usize) -> usize {
     3 * weight
 }
 
@@ -796,8 +798,8 @@ mod tests {
         };
         let read = async |objects: &str| {
             let hold = memory.hold_all_of(&tenant);
-            let turn = Turns::here().take(&tenant).await;
-            (read_apart(body(objects).into(), false, hold.clone(), turn).await, hold)
+            let turn = Turns::for_runtime().take(&tenant).await;
+            (read_on_thread(body(objects).into(), false, hold.clone(), turn).await, hold)
         };
         let (few, hold) = read(&objects).await;
         assert!(matches!(few, Ok(Ok(Incoming::One(_)))));

@@ -1,6 +1,6 @@
 //! One HTTP request and everything that is sent for it. Messages go out to the client; the client's answers to our
-//! questions and its cancellation come in. The request goes straight to its handler, or through a service loop where
-//! the handler may ask the client something.
+//! questions and its cancellation come in. The request goes directly to its handler, or through a service loop if the
+//! handler may ask the client something.
 //!
 //! Dropping an [`Exchange`] cancels the call, because a client that has disconnected cannot cancel it.
 
@@ -29,25 +29,26 @@ use crate::QueuedSignal;
 use crate::answer;
 use crate::message::{Fault, INTERNAL_ERROR};
 
-/// Messages that may wait for a client that reads slowly.
+/// Maximum number of messages that wait for a client that reads slowly.
 const QUEUE: usize = 16;
 
 /// Everything that a call needs besides its request.
 pub(super) struct ExchangeParts {
     pub service: Box<dyn DynService<RoleServer>>,
-    pub peer: Asker,
+    pub peer: ClientPeer,
     /// The session through which the client's answers to our questions arrive, if the client can be asked.
     pub session: Option<Arc<Session>>,
     /// The call's entry in its session.
     pub entry: Option<SessionCall>,
-    /// Cancelled by the server to end every call.
+    /// Token that the server cancels to end every call.
     pub halt: CancellationToken,
     /// The memory of the request, and then of its answer.
     pub hold: Hold,
 }
 
-/// The client that asks, described by what a legacy client negotiated, or otherwise by the request itself.
-pub(super) enum Asker {
+/// The client of an exchange as its handler sees it: by the negotiated parameters of a legacy client, otherwise by the
+/// request itself.
+pub(super) enum ClientPeer {
     /// The handler may send requests to the client, which needs a service loop.
     Loop(Box<InitializeRequestParams>),
     Direct(PeerLease),
@@ -55,16 +56,16 @@ pub(super) enum Asker {
 
 pub(super) struct Exchange {
     id: Value,
-    way: MessageSource,
+    source: MessageSource,
     over: bool,
-    /// Cancelled when the request has its place in the engine's queue, or its answer.
-    begun: CancellationToken,
+    /// Token that is cancelled when the request has its place in the engine's queue, or its answer.
+    queued: CancellationToken,
     entry: Option<SessionCall>,
     hold: Hold,
 }
 
 /// The source of an exchange's messages. Dropping it cancels the call.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
+#[allow(clippy::large_enum_variant, reason = "the large variant is the usual one")]
 enum MessageSource {
     Loop { messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>, _cancel: DropGuard },
     Direct(Direct),
@@ -139,7 +140,7 @@ pub(super) enum ExchangeEvent {
 }
 
 pub(super) struct FinalAnswer {
-    pub words: AnswerBytes,
+    pub answer: AnswerBytes,
     /// The code of the error, if the answer is an error.
     pub error: Option<ErrorCode>,
     /// The negotiated protocol version, if the answer is to `initialize`.
@@ -163,79 +164,79 @@ impl FinalAnswer {
 }
 
 impl Exchange {
-    pub(super) fn start(id: Value, mut request: ClientRequest, setting: ExchangeParts) -> Self {
-        let begun = CancellationToken::new();
-        let cancel = setting.halt.child_token();
-        rmcp::model::GetExtensions::extensions_mut(&mut request).insert(QueuedSignal(begun.clone()));
+    pub(super) fn start(id: Value, mut request: ClientRequest, parts: ExchangeParts) -> Self {
+        let queued = CancellationToken::new();
+        let cancel = parts.halt.child_token();
+        rmcp::model::GetExtensions::extensions_mut(&mut request).insert(QueuedSignal(queued.clone()));
         // Some notifications show the id, so it is the client's id wherever rmcp's type can hold it.
         let inner = match &id {
             Value::String(text) => RequestId::String(text.as_str().into()),
             other => other.as_i64().map_or_else(|| RequestId::String(other.to_string().into()), RequestId::Number),
         };
-        let way = match setting.peer {
-            Asker::Direct(peer) => {
-                MessageSource::Direct(Direct::new(setting.service, request, inner, peer, cancel, begun.clone()))
+        let source = match parts.peer {
+            ClientPeer::Direct(peer) => {
+                MessageSource::Direct(Direct::new(parts.service, request, inner, peer, cancel, queued.clone()))
             }
-            Asker::Loop(info) => {
+            ClientPeer::Loop(info) => {
                 let (to_client, messages) = mpsc::channel(QUEUE);
                 let (to_service, from_client) = mpsc::channel(QUEUE);
-                let wire = LoopTransport {
+                let transport = LoopTransport {
                     request: Some(ClientJsonRpcMessage::request(request, inner)),
                     from_client,
                     to_client,
                     answered: CancellationToken::new(),
-                    begun: begun.clone(),
-                    asking: setting.session.map(|session| (session, to_service)),
+                    queued: queued.clone(),
+                    asking: parts.session.map(|session| (session, to_service)),
                 };
-                let running = serve_directly_with_ct(setting.service, wire, Some(*info), cancel.clone());
+                let running = serve_directly_with_ct(parts.service, transport, Some(*info), cancel.clone());
                 tokio::spawn(running.waiting());
                 MessageSource::Loop { messages, _cancel: cancel.drop_guard() }
             }
         };
-        Self { id, way, over: false, begun, entry: setting.entry, hold: setting.hold }
+        Self { id, source, over: false, queued, entry: parts.entry, hold: parts.hold }
     }
 
     /// Lets the call continue while its next message is not awaited. A call that has not begun begins in the given
     /// turn.
-    pub(super) fn go_on(&mut self, turn: Option<Turn>) {
-        if let MessageSource::Direct(direct) = &mut self.way {
-            direct.go_on(turn);
+    pub(super) fn detach(&mut self, turn: Option<Turn>) {
+        if let MessageSource::Direct(direct) = &mut self.source {
+            direct.detach(turn);
         }
     }
 
     /// Returns the next message, or `None` after the answer or when the client cancelled its request.
     pub(super) async fn next(&mut self) -> Option<ExchangeEvent> {
         loop {
-            if let Some(said) = self.heard().await {
-                return said;
+            if let Some(event) = self.next_event().await {
+                return event;
             }
         }
     }
 
-    /// Waits for one message. The outer `None` means that the message is not passed on.
-    async fn heard(&mut self) -> Option<Option<ExchangeEvent>> {
+    /// Waits for one message. The outer `None` means that the message was dropped.
+    async fn next_event(&mut self) -> Option<Option<ExchangeEvent>> {
         if self.over {
             return Some(None);
         }
         let message = match &self.entry {
-            None => self.way.next().await,
+            None => self.source.next().await,
             Some(entry) => tokio::select! {
                 biased;
                 () = entry.withdrawn() => {
                     self.over = true;
                     return Some(None);
                 }
-                message = self.way.next() => message,
+                message = self.source.next() => message,
             },
         };
         let Some(message) = message else {
             self.over = true;
             let fault = Fault::new(self.id.clone(), INTERNAL_ERROR, "the call ended without an answer");
             let error = Some(ErrorCode::INTERNAL_ERROR);
-            let words = AnswerBytes::last(&self.id, fault.encode(), self.hold.clone());
-            return Some(Some(ExchangeEvent::Last(FinalAnswer { words, error, initialized: None })));
+            let answer = AnswerBytes::last(&self.id, fault.encode(), self.hold.clone());
+            return Some(Some(ExchangeEvent::Last(FinalAnswer { answer, error, initialized: None })));
         };
-        let bytes = match (&message, self.way.prepared()) {
+        let bytes = match (&message, self.source.prepared()) {
             (JsonRpcMessage::Response(_), Some(result)) => answer::around(&self.id, result),
             _ => answer::encode(&self.id, &message),
         };
@@ -244,7 +245,7 @@ impl Exchange {
                 // A notification for which there is no memory is dropped.
                 return AnswerBytes::new(bytes, self.hold.apart())
                     .ok()
-                    .map(|words| Some(ExchangeEvent::Meanwhile(words)));
+                    .map(|message| Some(ExchangeEvent::Meanwhile(message)));
             }
             JsonRpcMessage::Error(error) => (Some(error.error.code), None),
             JsonRpcMessage::Response(response) => match response.result {
@@ -253,12 +254,12 @@ impl Exchange {
             },
         };
         self.over = true;
-        // The request and its result are gone, so only the answer is held.
-        let words = AnswerBytes::last(&self.id, bytes, self.hold.clone());
-        Some(Some(ExchangeEvent::Last(FinalAnswer { words, error, initialized })))
+        // The request and its result are gone, so only the answer is counted.
+        let answer = AnswerBytes::last(&self.id, bytes, self.hold.clone());
+        Some(Some(ExchangeEvent::Last(FinalAnswer { answer, error, initialized })))
     }
 
-    /// Returns the answer and discards the messages before it.
+    /// Waits for the answer and discards the messages before it.
     pub(super) async fn last(&mut self) -> Option<FinalAnswer> {
         loop {
             match self.next().await? {
@@ -268,9 +269,10 @@ impl Exchange {
         }
     }
 
-    /// Completes when any call that is started afterwards comes after this one in the engine's queue.
-    pub(super) fn begun(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.begun.clone().cancelled_owned()
+    /// Completes when the call has its place in the engine's queue, so that every call started afterwards comes after
+    /// it.
+    pub(super) fn queued(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.queued.clone().cancelled_owned()
     }
 }
 
@@ -280,7 +282,7 @@ struct LoopTransport {
     from_client: mpsc::Receiver<ClientJsonRpcMessage>,
     to_client: mpsc::Sender<TxJsonRpcMessage<RoleServer>>,
     answered: CancellationToken,
-    begun: CancellationToken,
+    queued: CancellationToken,
     asking: Option<(Arc<Session>, mpsc::Sender<ClientJsonRpcMessage>)>,
 }
 
@@ -299,7 +301,7 @@ impl Transport<RoleServer> for LoopTransport {
             _ => true,
         };
         let is_answer = matches!(message, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_));
-        let tokens = is_answer.then(|| (self.answered.clone(), self.begun.clone()));
+        let tokens = is_answer.then(|| (self.answered.clone(), self.queued.clone()));
         let to_client = self.to_client.clone();
         async move {
             if !asked {
@@ -307,9 +309,9 @@ impl Transport<RoleServer> for LoopTransport {
             }
             // A client that has disconnected is not an error: its call is being cancelled.
             let _ = to_client.send(message).await;
-            if let Some((answered, begun)) = tokens {
+            if let Some((answered, queued)) = tokens {
                 answered.cancel();
-                begun.cancel();
+                queued.cancel();
             }
             Ok(())
         }
@@ -326,7 +328,7 @@ impl Transport<RoleServer> for LoopTransport {
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        self.begun.cancel();
+        self.queued.cancel();
         Ok(())
     }
 }

@@ -50,11 +50,11 @@ pub(super) struct RequestRefusal {
     pub why: &'static str,
 }
 
-/// The CORS headers of an answer.
+/// The CORS headers of an answer: none, for any origin, or for one origin.
 pub(super) enum Cors {
-    Silent,
+    None,
     Anyone,
-    This(HeaderValue),
+    One(HeaderValue),
 }
 
 /// Rejects malformed hosts and origins; see [`HttpOptions::check`].
@@ -62,9 +62,11 @@ pub(super) fn check(options: &HttpOptions) -> Result<(), String> {
     let is_host = |text: &&String| *text == "*" || Name::parse(text).is_some();
     let is_origin = |text: &&String| *text == "*" || Origin::parse(text).is_some();
     match (options.allowed_hosts.iter().find(|t| !is_host(t)), options.allowed_origins.iter().find(|t| !is_origin(t))) {
-        (Some(host), _) => Err(format!("`serve.allowed_hosts`: `{host}` is no name such as `sandbox.example.com`")),
+        (Some(host), _) => {
+            Err(format!("`serve.allowed_hosts`: `{host}` is not a host name such as `sandbox.example.com`"))
+        }
         (_, Some(origin)) => {
-            Err(format!("`serve.allowed_origins`: `{origin}` is no origin such as `https://app.example.com`"))
+            Err(format!("`serve.allowed_origins`: `{origin}` is not an origin such as `https://app.example.com`"))
         }
         (None, None) => Ok(()),
     }
@@ -115,7 +117,7 @@ impl Guard {
 
     fn origin(&self, headers: &HeaderMap, local: SocketAddr) -> Result<Cors, RequestRefusal> {
         let Some(given) = headers.get(ORIGIN) else {
-            return Ok(if self.cors && self.any_origin { Cors::Anyone } else { Cors::Silent });
+            return Ok(if self.cors && self.any_origin { Cors::Anyone } else { Cors::None });
         };
         let one = headers.get_all(ORIGIN).iter().count() == 1;
         let origin = given.to_str().ok().and_then(Origin::parse);
@@ -133,9 +135,9 @@ impl Guard {
             });
         }
         Ok(match (self.cors, self.any_origin) {
-            (false, _) => Cors::Silent,
+            (false, _) => Cors::None,
             (true, true) => Cors::Anyone,
-            (true, false) => Cors::This(given.clone()),
+            (true, false) => Cors::One(given.clone()),
         })
     }
 
@@ -161,9 +163,9 @@ impl Guard {
 impl Cors {
     pub(super) fn apply(self, headers: &mut HeaderMap) {
         let origin = match self {
-            Self::Silent => return,
+            Self::None => return,
             Self::Anyone => HeaderValue::from_static("*"),
-            Self::This(origin) => {
+            Self::One(origin) => {
                 headers.append(VARY, HeaderValue::from_static("Origin"));
                 origin
             }
@@ -218,9 +220,9 @@ mod tests {
         let (parts, ()) = request.body(()).unwrap().into_parts();
         match Guard::new(options).check(&parts, "192.0.2.7:8775".parse().unwrap()) {
             Err(refusal) => refusal.status.as_u16().to_string(),
-            Ok(Cors::Silent) => "silent".into(),
+            Ok(Cors::None) => "silent".into(),
             Ok(Cors::Anyone) => "*".into(),
-            Ok(Cors::This(origin)) => origin.to_str().unwrap().into(),
+            Ok(Cors::One(origin)) => origin.to_str().unwrap().into(),
         }
     }
 
@@ -271,11 +273,11 @@ mod tests {
         };
         assert_eq!(check(&["*", "a.example", "a.example:80", "[::1]:80"], &["*", "https://a.example:8443"]), Ok(()));
         let wrong =
-            |text| Err(format!("`serve.allowed_origins`: `{text}` is no origin such as `https://app.example.com`"));
+            |text| Err(format!("`serve.allowed_origins`: `{text}` is not an origin such as `https://app.example.com`"));
         for origin in ["app.example", "https://app.example/", "null", ""] {
             assert_eq!(check(&[], &[origin]), wrong(origin));
         }
-        let wrong = "`serve.allowed_hosts`: `https://a.example` is no name such as `sandbox.example.com`";
+        let wrong = "`serve.allowed_hosts`: `https://a.example` is not a host name such as `sandbox.example.com`";
         assert_eq!(check(&["https://a.example"], &[]), Err(wrong.into()));
     }
 

@@ -1,13 +1,13 @@
-//! What the transport logs about a request. The server decides the wording.
+//! The events of a request that the transport logs. The server decides their wording.
 
 use std::net::SocketAddr;
 
 use serde_json::Value;
 
-/// Target of the transport's log lines and spans.
+/// Tracing target of the transport's log lines and spans.
 pub const HTTP_LOG: &str = "sandpool::http";
 
-/// A step of a request on its way through the transport. Bodies are passed only if the log wants them (debug level).
+/// A step of a request on its way through the transport. Bodies are logged only at the debug level.
 #[derive(Debug, Clone, Copy)]
 pub enum HttpEvent<'a> {
     Request { peer: SocketAddr },

@@ -2,9 +2,9 @@
 //! rmcp service.
 //!
 //! The transport uses rmcp's service loop and model, but not its HTTP service. That service takes only a
-//! `ServerHandler` (so that no member beside those of rmcp's types can leave it), creates a worker of some 50 kB for
+//! `ServerHandler` (so that a result can have no member that rmcp's types lack), creates a worker of some 50 kB for
 //! each `initialize`, does not know the caller when it creates a session, and keeps a long call silent until its first
-//! message. Here a request goes straight to its handler or through a service loop created for it, and a session is a
+//! message. Here a request goes directly to its handler or through a service loop created for it, and a session is a
 //! small record of its tenant, the negotiated parameters and the calls in flight.
 //!
 //! A call has one cancellation token, which the handler finds in its context. Each line cancels those below it:
@@ -17,7 +17,7 @@
 //!
 //! A cancelled call is not dropped but driven to its end, so that it is logged and leaves nothing behind: the exchange
 //! does so for its handler, and `Engine::execute` for callers that have no exchange. A panic ends one call: the engine
-//! turns it into its error, and `Guarded` catches those of handlers. See decision 038.
+//! turns its own panics into errors, and `Guarded` catches those of handlers. See decision 038.
 //!
 //! The transport does not know dialects, tokens or files. They are passed in as [`Endpoint`]s, an [`Authenticator`] and
 //! further routes.
@@ -89,9 +89,9 @@ pub struct HttpOptions {
     pub max_requests_per_tenant: usize,
     pub max_sessions: usize,
     pub max_sessions_per_tenant: usize,
-    /// How long a session without a call in flight is kept.
+    /// Time after which a session without a call in flight ends.
     pub session_idle: Duration,
-    /// How long an answer may take before a stream is started for it, if the client accepts a stream.
+    /// How long an answer may take before the transport starts a stream for it, if the client accepts a stream.
     pub patience: Duration,
     /// Interval between two signs of life on a stream.
     pub keep_alive: Duration,
@@ -188,9 +188,9 @@ impl Endpoint {
 pub struct App {
     pub options: HttpOptions,
     pub counters: Counters,
-    /// Logs what happens to requests.
+    /// Logs an event of a request.
     pub log: fn(HttpEvent<'_>),
-    pub gate: Arc<dyn Authenticator>,
+    pub authenticator: Arc<dyn Authenticator>,
     /// Endpoints by name; each is served at `/mcp/<name>`.
     pub endpoints: BTreeMap<String, Endpoint>,
     /// Name of the endpoint that is served at `/mcp`.

@@ -1,6 +1,7 @@
-//! A stream that its client may resume: events are kept while the call runs and for a while after its answer.
+//! A stream that its client may resume. Its events are stored while the call runs and for a while after its answer.
 //!
-//! Memory is bounded: only the latest events of a long stream are kept, and only a limited number of finished streams.
+//! Memory is bounded: only the latest events of a long stream are stored, and only a limited number of finished
+//! streams.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -18,13 +19,13 @@ use super::session::Session;
 use super::share::Share;
 use super::sse::{self, EventSource};
 
-/// Maximum number of events that are kept of a stream.
+/// Maximum number of stored events of a stream.
 const MAX_EVENTS: usize = 64;
 
-/// How long a finished stream is kept.
-const KEPT: Duration = Duration::from_secs(30);
+/// How long a finished stream is stored.
+const RETENTION: Duration = Duration::from_secs(30);
 
-/// Number of bytes that the smallest finished stream counts for.
+/// Minimum number of bytes that are counted for a finished stream.
 const LEAST: usize = 64 << 10;
 /// Budgets for the bytes of finished streams: for one tenant, and for all tenants together.
 static FINISHED: LazyLock<Memory> = LazyLock::new(|| Memory::new(16 << 20, 64 << 20));
@@ -32,12 +33,12 @@ static FINISHED: LazyLock<Memory> = LazyLock::new(|| Memory::new(16 << 20, 64 <<
 pub(super) struct Replay {
     pub id: String,
     log: Mutex<Log>,
-    news: watch::Sender<ReplayState>,
+    state: watch::Sender<ReplayState>,
 }
 
 #[derive(Default)]
 struct Log {
-    /// Number of the first event that is kept.
+    /// Number of the first stored event.
     first: u64,
     events: VecDeque<Bytes>,
 }
@@ -53,7 +54,7 @@ struct ReplayState {
 }
 
 impl Replay {
-    /// Takes over an exchange. Its events go into the log, and the exchange is dropped when nothing has been read for
+    /// Takes over an exchange and stores its events. The exchange is dropped when the stream has had no reader for
     /// `resume_within`.
     pub(super) fn begin(
         session: &Arc<Session>,
@@ -63,13 +64,13 @@ impl Replay {
         resume_within: Duration,
     ) -> Reader {
         let id = Uuid::new_v4().simple().to_string();
-        let replay = Arc::new(Self { id, log: Mutex::default(), news: watch::Sender::default() });
+        let replay = Arc::new(Self { id, log: Mutex::default(), state: watch::Sender::default() });
         let primed = format!("{}/0", replay.id);
         replay.push(sse::priming(&primed));
         if let Some(first) = first {
-            replay.say(first);
+            replay.push_message(first);
         }
-        session.keep(replay.clone());
+        session.add_replay(replay.clone());
         let reader = replay.read(None);
         tokio::spawn(replay.pump(session.clone(), (exchange, share), resume_within));
         reader
@@ -79,46 +80,46 @@ impl Replay {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the exchange until its end. The exchange keeps its share of what the tenant may have in flight, because it
-    /// goes on when its client has hung up.
+    /// Reads the exchange until its end. The exchange keeps its share of the tenant's requests in flight, because it
+    /// continues after its client has disconnected.
     async fn pump(
         self: Arc<Self>,
         session: Arc<Session>,
         (mut exchange, share): (Exchange, Arc<Share>),
         resume_within: Duration,
     ) {
-        // There is one wait for the whole call, because messages that the call sends do not bring its client back.
+        // One wait covers the whole call, because a message of the call does not mean that its client is back.
         let mut abandoned = pin!(self.abandoned(resume_within));
         loop {
-            let said = tokio::select! {
-                said = exchange.next() => said,
+            let event = tokio::select! {
+                event = exchange.next() => event,
                 () = &mut abandoned => None,
             };
-            match said {
-                Some(ExchangeEvent::Meanwhile(words)) => self.say(words),
+            match event {
+                Some(ExchangeEvent::Meanwhile(message)) => self.push_message(message),
                 Some(ExchangeEvent::Last(last)) => {
-                    self.say(last.words);
+                    self.push_message(last.answer);
                     break;
                 }
                 None => break,
             }
         }
         drop((exchange, share));
-        self.news.send_modify(|news| news.finished = true);
+        self.state.send_modify(|state| state.finished = true);
         let length = self.log().events.iter().map(Bytes::len).sum::<usize>().max(LEAST);
         let room = FINISHED.hold_all_of(session.tenant());
         if room.set(length).is_ok() {
             tokio::select! {
-                () = sleep(KEPT) => {}
+                () = sleep(RETENTION) => {}
                 () = session.ended.cancelled() => {}
             }
         }
-        session.forget(&self);
+        session.remove_replay(&self);
     }
 
-    fn say(&self, words: AnswerBytes) {
-        let id = format!("{}/{}", self.id, self.news.borrow().events);
-        self.push(words.event(Some(&id)));
+    fn push_message(&self, message: AnswerBytes) {
+        let id = format!("{}/{}", self.id, self.state.borrow().events);
+        self.push(message.event(Some(&id)));
     }
 
     fn push(&self, event: Bytes) {
@@ -129,26 +130,26 @@ impl Replay {
         }
         log.events.push_back(event);
         drop(log);
-        self.news.send_modify(|news| news.events += 1);
+        self.state.send_modify(|state| state.events += 1);
     }
 
     /// Returns a reader of the events after `seen`; earlier readers get no more events.
     pub(super) fn read(self: &Arc<Self>, seen: Option<u64>) -> Reader {
-        self.news.send_modify(|news| {
-            news.reader += 1;
-            news.attached = true;
+        self.state.send_modify(|state| {
+            state.reader += 1;
+            state.attached = true;
         });
-        let mut news = self.news.subscribe();
-        let number = news.borrow_and_update().reader;
-        Reader { replay: self.clone(), news, number, next: seen.map_or(0, |seen| seen.saturating_add(1)) }
+        let mut state = self.state.subscribe();
+        let number = state.borrow_and_update().reader;
+        Reader { replay: self.clone(), state, number, next: seen.map_or(0, |seen| seen.saturating_add(1)) }
     }
 
     /// Returns when the stream has had no reader for `patience`.
     async fn abandoned(&self, patience: Duration) {
-        let mut news = self.news.subscribe();
+        let mut state = self.state.subscribe();
         loop {
-            let _ = news.wait_for(|news| !news.attached).await;
-            if timeout(patience, news.wait_for(|news| news.attached)).await.is_err() {
+            let _ = state.wait_for(|state| !state.attached).await;
+            if timeout(patience, state.wait_for(|state| state.attached)).await.is_err() {
                 return;
             }
         }
@@ -157,7 +158,7 @@ impl Replay {
 
 pub(super) struct Reader {
     replay: Arc<Replay>,
-    news: watch::Receiver<ReplayState>,
+    state: watch::Receiver<ReplayState>,
     number: u64,
     next: u64,
 }
@@ -165,8 +166,8 @@ pub(super) struct Reader {
 impl EventSource for Reader {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            let news = *self.news.borrow_and_update();
-            if news.reader != self.number {
+            let state = *self.state.borrow_and_update();
+            if state.reader != self.number {
                 return None;
             }
             let event = {
@@ -178,7 +179,7 @@ impl EventSource for Reader {
                 self.next += 1;
                 return Some(event);
             }
-            if news.finished || self.news.changed().await.is_err() {
+            if state.finished || self.state.changed().await.is_err() {
                 return None;
             }
         }
@@ -187,9 +188,9 @@ impl EventSource for Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.replay.news.send_if_modified(|news| {
-            let ours = news.reader == self.number;
-            news.attached &= !ours;
+        self.replay.state.send_if_modified(|state| {
+            let ours = state.reader == self.number;
+            state.attached &= !ours;
             ours
         });
     }

@@ -33,7 +33,7 @@ const MAX_ASKED: usize = 64;
 /// Maximum number of streams of one session that belong to no request.
 const MAX_LISTENERS: usize = 8;
 
-/// Maximum length, as JSON, of what a session keeps of `initialize`.
+/// Maximum length, as JSON, of the parameters of `initialize` that a session stores.
 const MAX_INFO: usize = 4096;
 
 pub(super) struct Sessions {
@@ -85,8 +85,8 @@ impl Sessions {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session. At the limit it takes the place of the tenant's most dispensable session: one that was never
-    /// used, or else the least recently used one. Returns `None` if all sessions of the tenant are busy.
+    /// Opens a session. At the limit it replaces the tenant's most dispensable session: one that was never used, or
+    /// else the least recently used one. Returns `None` if the tenant has no session that is not busy.
     pub(super) fn open(&self, tenant: Tenant, endpoint: &str, info: InitializeRequestParams) -> Option<Arc<Session>> {
         let session = Arc::new(Session {
             id: Uuid::new_v4().to_string(),
@@ -144,8 +144,12 @@ impl Sessions {
     }
 }
 
-/// Returns what a session keeps of `initialize`, or `None` if the client's description of itself is too long to keep.
-pub(super) fn kept(mut info: InitializeRequestParams, negotiated: ProtocolVersion) -> Option<InitializeRequestParams> {
+/// Returns the parameters of `initialize` that a session stores, or `None` if the client's description of itself is too
+/// long.
+pub(super) fn stored_info(
+    mut info: InitializeRequestParams,
+    negotiated: ProtocolVersion,
+) -> Option<InitializeRequestParams> {
     info.meta = None;
     info.protocol_version = negotiated;
     info.client_info.icons = None;
@@ -265,20 +269,20 @@ impl Session {
         })
     }
 
-    pub(super) fn keep(&self, replay: Arc<Replay>) {
+    pub(super) fn add_replay(&self, replay: Arc<Replay>) {
         self.state().replays.push(replay);
     }
 
-    pub(super) fn forget(&self, replay: &Replay) {
-        self.state().replays.retain(|kept| kept.id != replay.id);
+    pub(super) fn remove_replay(&self, replay: &Replay) {
+        self.state().replays.retain(|other| other.id != replay.id);
     }
 
     /// Returns the stream that an event belongs to, and the event's number in it.
     pub(super) fn replay(&self, event: &str) -> Option<(Arc<Replay>, u64)> {
-        let (stream, place) = event.split_once('/')?;
-        let place = place.parse().ok()?;
+        let (stream, number) = event.split_once('/')?;
+        let number = number.parse().ok()?;
         let replay = self.state().replays.iter().find(|replay| replay.id == stream).cloned()?;
-        Some((replay, place))
+        Some((replay, number))
     }
 }
 

@@ -9,10 +9,10 @@ use engine::op::Tenant;
 pub(super) struct Shares {
     most: usize,
     /// Requests in flight by tenant; a tenant without any has no entry.
-    held: Mutex<HashMap<Tenant, usize>>,
+    in_flight: Mutex<HashMap<Tenant, usize>>,
 }
 
-/// One request in flight; it is over when this is dropped.
+/// One request in flight. The request is over when this value is dropped.
 pub(super) struct Share {
     shares: Arc<Shares>,
     tenant: Tenant,
@@ -20,18 +20,18 @@ pub(super) struct Share {
 
 impl Shares {
     pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, held: Mutex::default() })
+        Arc::new(Self { most, in_flight: Mutex::default() })
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Tenant, usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<Tenant, usize>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn take(self: &Arc<Self>, tenant: &Tenant) -> Option<Share> {
-        let mut held = self.held();
-        let count = held.get(tenant).copied().unwrap_or(0);
+        let mut in_flight = self.in_flight();
+        let count = in_flight.get(tenant).copied().unwrap_or(0);
         (count < self.most).then(|| {
-            held.insert(tenant.clone(), count + 1);
+            in_flight.insert(tenant.clone(), count + 1);
             Share { shares: self.clone(), tenant: tenant.clone() }
         })
     }
@@ -39,10 +39,10 @@ impl Shares {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.shares.held();
-        match held.get_mut(&self.tenant) {
+        let mut in_flight = self.shares.in_flight();
+        match in_flight.get_mut(&self.tenant) {
             Some(count) if *count > 1 => *count -= 1,
-            _ => drop(held.remove(&self.tenant)),
+            _ => drop(in_flight.remove(&self.tenant)),
         }
     }
 }
@@ -62,6 +62,6 @@ mod tests {
         drop(first);
         assert!(shares.take(&blue).is_some());
         drop(second);
-        assert!(shares.held().is_empty(), "nothing is remembered of who has no requests");
+        assert!(shares.in_flight().is_empty(), "nothing is remembered of who has no requests");
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Turns {
 struct Queue {
     /// Number of turns that are taken.
     taken: usize,
-    /// Tenants with waiting requests, the next one first. Each tenant occurs once.
+    /// Tenants with waiting requests, the next one first. A tenant occurs at most once.
     order: VecDeque<Tenant>,
     waiting: HashMap<Tenant, VecDeque<oneshot::Sender<Turn>>>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Turn(Arc<Turns>);
 
 impl Turns {
     /// Creates as many turns as the current runtime has worker threads.
-    pub(super) fn here() -> Arc<Self> {
+    pub(super) fn for_runtime() -> Arc<Self> {
         Self::new(Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers()))
     }
 
@@ -49,7 +49,7 @@ impl Turns {
     pub(super) async fn take(self: &Arc<Self>, tenant: &Tenant) -> Turn {
         let turn = match self.enter(tenant) {
             Ok(turn) => turn,
-            // A wait ends only with a turn: a sender is never dropped while its receiver waits.
+            // The wait ends only with a turn, because a sender is never dropped while its receiver waits.
             Err(coming) => coming.await.unwrap_or_else(|_| self.another()),
         };
         tokio::task::yield_now().await;

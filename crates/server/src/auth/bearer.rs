@@ -92,7 +92,7 @@ pub(crate) fn token(headers: &HeaderMap) -> Result<&str, TokenError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().ok_or(TokenError::Missing)?;
     if values.next().is_some() {
-        return Err(TokenError::Malformed); // two readers might take different ones
+        return Err(TokenError::Malformed); // Two readers might choose different headers.
     }
     let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(TokenError::Malformed)?;
     let token = rest.trim_matches(' ');

@@ -6,7 +6,7 @@ use super::{AuthConfig, AuthError, JwtConfig, KeySource, Quotas, Secret};
 use crate::config::{self, Config};
 
 impl AuthConfig {
-    /// Converts the settings, and reads the token from its file if it is in one.
+    /// Converts the settings. If the token is in a file, this reads it.
     pub(crate) fn of(config: &Config) -> Result<Self, AuthError> {
         let quota = &config.quota;
         let quotas = Quotas {
@@ -14,7 +14,7 @@ impl AuthConfig {
             runs: quota.runs,
             memory_mb: quota.memory_mb,
             calls_per_second: quota.calls_per_second,
-            show_host_paths: config.dialects.sessions.show_host_paths,
+            show_host_paths: config.dialects.microsandbox.show_host_paths,
             network: None,
         };
         let (auth, public_url) = (&config.auth, config.serve.public_url.clone());

@@ -20,7 +20,7 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 /// Maximum size of a key set; the sets of real providers are a few kilobytes.
 const MOST_BYTES: u64 = 256 << 10;
 const MOST_KEYS: usize = 100;
-/// Timeout for a whole request.
+/// Timeout for the whole request that fetches a key set.
 const FETCH_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,13 +65,13 @@ impl KeySource {
     }
 }
 
-/// The times at which the set is loaded again.
+/// How often the set is loaded again, and how long it is trusted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     /// Maximum age of keys that are trusted: the provider may have withdrawn an older key.
     pub max_age: Duration,
     pub every: Duration,
-    /// Minimum interval between two loads, however often a key is missed.
+    /// Minimum interval between two loads, however often a token names a key that is not in the set.
     pub at_most_every: Duration,
 }
 
@@ -86,11 +86,11 @@ pub(crate) struct Jwks {
     source: KeySource,
     pace: Pace,
     keys: Arc<RwLock<Keys>>,
-    /// Channel to the refreshing thread, once there is one; the thread ends when the channel closes.
+    /// Channel to the refreshing thread, once it was started. The thread ends when the channel closes.
     missed: OnceLock<Option<SyncSender<()>>>,
 }
 
-/// The keys that were loaded last, and the time of that.
+/// The keys of the last successful load, and the time from which their age counts.
 #[derive(Clone, Default)]
 struct Keys {
     all: Arc<[VerifyingKey]>,
@@ -104,8 +104,8 @@ struct VerifyingKey {
 }
 
 impl Jwks {
-    /// Opens the source. A file must be valid; a provider that cannot be reached now may be reachable later. This
-    /// starts no thread, because a process has to do some things before it has any.
+    /// Opens the source. A file has to be valid now; a provider may become reachable later. This starts no thread,
+    /// because the launcher has to be started while the process has only one.
     pub(crate) fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
         let first = match source {
             KeySource::File(_) => Keys { all: source.load()?, loaded: Some(Instant::now()) },
@@ -114,7 +114,7 @@ impl Jwks {
         Ok(Self { source, pace, keys: Arc::new(RwLock::new(first)), missed: OnceLock::new() })
     }
 
-    /// Starts the thread that refreshes the set, unless it runs. The first miss does this if it was not done before.
+    /// Starts the thread that refreshes the set, unless it runs already. The first missing key starts it, too.
     pub(crate) fn start(&self) {
         self.missed.get_or_init(|| {
             let (missed, misses) = sync_channel(1);
@@ -145,7 +145,7 @@ impl Jwks {
     pub(crate) fn missed(&self) {
         self.start();
         if let Some(Some(missed)) = self.missed.get() {
-            let _ = missed.try_send(()); // a full channel means that a reload is already requested
+            let _ = missed.try_send(()); // A full channel means that a reload was requested already.
         }
     }
 }
@@ -155,7 +155,7 @@ fn keep_fresh(source: &KeySource, keys: &RwLock<Keys>, misses: &Receiver<()>, pa
     let mut tried = known().loaded;
     loop {
         if tried.is_none_or(|at| at.elapsed() >= pace.at_most_every) {
-            // The age of the keys counts from before the request for them.
+            // The age of the keys counts from the moment before the request for them.
             let now = Instant::now();
             tried = Some(now);
             match source.load() {

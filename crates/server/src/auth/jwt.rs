@@ -1,4 +1,4 @@
-//! Tokens of an identity provider: the signature, audience, issuer and times are checked, and a claim names the tenant.
+//! Verifies the tokens of an identity provider: signature, audience, issuer and times. A claim names the tenant.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ pub(crate) struct JwtConfig {
     pub issuer: Option<String>,
     /// The claim that names the tenant.
     pub tenant_claim: String,
-    /// How long keys are trusted that could not be fetched again.
+    /// How long keys are trusted while they cannot be fetched again.
     pub max_age: Duration,
 }
 

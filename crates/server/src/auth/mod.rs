@@ -1,5 +1,4 @@
-//! Identifies callers and limits them: bearer tokens, tenants and their quotas, tokens of an identity provider, calls
-//! per second.
+//! Identifies callers by bearer tokens and by tokens of an identity provider, and limits their calls per second.
 //!
 //! This module knows HTTP's types but no transport: it turns the head of a request into a [`Caller`] or a [`Denied`].
 //! The identity of a caller comes from the `Authorization` header alone; other headers, queries and ids do not affect
@@ -34,10 +33,10 @@ pub(crate) use self::tenants::{Quotas, TenantsError};
 use crate::config::Policies;
 use crate::digest::sha256;
 
-/// How callers are distinguished. If nothing is set, every caller is the local tenant.
+/// How callers are identified. If nothing is set, every caller is the local tenant.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AuthConfig {
-    /// One token for everything; its holder is the local tenant.
+    /// Token of the local tenant, for a server with one tenant.
     pub token: Option<Secret>,
     /// Path of the tenants file, which is read once.
     pub tenants: Option<PathBuf>,
@@ -47,9 +46,9 @@ pub(crate) struct AuthConfig {
     /// Address of this server as its clients know it, such as `https://sandbox.example.com`; if not set, the request's
     /// host is used.
     pub public_url: Option<String>,
-    /// Issuers of tokens that the metadata names; if empty, the issuer of `jwt`.
+    /// Issuers of tokens that the metadata names. If there are none, the metadata names the issuer of `jwt`.
     pub servers: Vec<String>,
-    /// Quotas that apply where a tenant's own entry sets none.
+    /// Quotas that apply where a tenant's entry sets none.
     pub quotas: Quotas,
 }
 
@@ -67,7 +66,9 @@ pub(crate) enum AuthError {
     Keys(#[from] KeysError),
     #[error("{0}")]
     Setting(String),
-    #[error("the token of `SANDPOOL_API_TOKEN` is also that of tenant `{0}`; give each tenant its own token")]
+    #[error(
+        "the server's token (`auth.token` or `auth.token_file`) is also the token of tenant `{0}`; give each tenant its own token"
+    )]
     SharedToken(String),
 }
 
@@ -133,7 +134,7 @@ pub(crate) struct Auth {
 }
 
 impl Auth {
-    /// Reads the files and starts nothing.
+    /// Reads the token, tenants and key files. It starts no thread; `start` does.
     pub(crate) fn open(config: AuthConfig) -> Result<Self, AuthError> {
         let required = config.is_set();
         let tenants = match &config.tenants {
@@ -145,9 +146,7 @@ impl Auth {
             return Err(AuthError::SharedToken(entry.name.clone()));
         }
         if config.token.as_ref().is_some_and(Secret::is_short) {
-            tracing::warn!(
-                "the token of `SANDPOOL_API_TOKEN` is short and can be guessed; `openssl rand -hex 32` makes a good one"
-            );
+            tracing::warn!("the server's token is short and can be guessed; `openssl rand -hex 32` makes a good one");
         }
         let issuer = config.jwt.as_ref().and_then(|jwt| jwt.issuer.clone());
         let servers = if config.servers.is_empty() { issuer.into_iter().collect() } else { config.servers };
@@ -156,8 +155,8 @@ impl Auth {
         Ok(Self { token, tenants, jwt, public_url, servers, quotas, buckets, required })
     }
 
-    /// Starts fetching the keys of an identity provider in the background. Otherwise the first token that needs them
-    /// starts it.
+    /// Starts fetching the keys of an identity provider in the background. Without this call, the first token that
+    /// needs a key starts it.
     pub(crate) fn start(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.start();
@@ -234,14 +233,14 @@ impl Auth {
     }
 }
 
-/// Compares in constant time, whatever the contents.
+/// Compares two hashes in constant time, whatever they contain.
 fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
     let equal: Choice = one.ct_eq(other);
     equal.into()
 }
 
-/// Allows binding to an address. Without authentication only loopback is allowed, unless `no_auth` says that the
-/// operator has a gateway in front.
+/// Returns an error if the server must not listen on an address. Without authentication it may listen on loopback only,
+/// unless `no_auth` says that the operator has a gateway in front.
 pub(crate) fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> Result<(), String> {
     let loopback = match addr.ip() {
         IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(ip.is_loopback(), |ip| ip.is_loopback()),
@@ -252,7 +251,7 @@ pub(crate) fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> R
     }
     Err(format!(
         "refusing to listen on `{addr}` without authentication: anybody who reaches it could run code here; set \
-         `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway of your own checks every request"
+         `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway in front of it checks every request"
     ))
 }
 
@@ -397,7 +396,7 @@ mod tests {
         let error = Auth::open(shared).err().unwrap().to_string();
         assert_eq!(
             error,
-            "the token of `SANDPOOL_API_TOKEN` is also that of tenant `blue`; give each tenant its own token"
+            "the server's token (`auth.token` or `auth.token_file`) is also the token of tenant `blue`; give each tenant its own token"
         );
     }
 
@@ -427,7 +426,7 @@ mod tests {
         assert_eq!(
             refused,
             "refusing to listen on `0.0.0.0:8775` without authentication: anybody who reaches it could run code here; set \
-             `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway of your own checks every request"
+             `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway in front of it checks every request"
         );
         for loopback in ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             assert_eq!(bind_allowed(loopback.parse().unwrap(), false, false), Ok(()), "{loopback}");

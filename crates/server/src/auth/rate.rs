@@ -1,12 +1,11 @@
-//! Calls per second: one token bucket for each tenant, which is filled at the tenant's rate and holds one second's
-//! worth.
+//! Limits calls per second with one token bucket for each tenant. A bucket is filled at the tenant's rate and has room
+//! for the calls of one second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of tenants that are remembered. An identity provider may know more users than memory should be spent
-/// on.
+/// Maximum number of tenants with a bucket. An identity provider may know more users than there is memory for.
 const MOST: usize = 10_000;
 
 #[derive(Default)]
@@ -19,7 +18,7 @@ struct Bucket {
 }
 
 impl Buckets {
-    /// Takes one call, or returns how long to wait for it.
+    /// Takes one call from the tenant's bucket, or returns how long the tenant has to wait for it.
     pub(crate) fn take(&self, tenant: &str, per_second: f64, now: Instant) -> Result<(), Duration> {
         let depth = per_second.max(1.0);
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,8 +36,7 @@ impl Buckets {
     }
 }
 
-/// Makes room by removing the half that was not used for the longest time. A tenant that returns starts with a full
-/// bucket.
+/// Makes room by removing the least recently used half of the buckets. A tenant that returns starts with a full bucket.
 fn forget(buckets: &mut HashMap<String, Bucket>) {
     let mut times: Vec<Instant> = buckets.values().map(|bucket| bucket.filled).collect();
     let middle = times.len() / 2;

@@ -1,5 +1,5 @@
-//! Checks signatures of tokens with ring: RS256, ES256 and EdDSA, and nothing else. `none` and the shared-secret
-//! algorithms do not exist here, so a token cannot ask for them.
+//! Checks signatures of tokens with ring. Only RS256, ES256 and EdDSA are implemented; `none` and the shared-secret
+//! algorithms are not, so a token cannot ask for them.
 
 use std::sync::Once;
 
@@ -23,7 +23,7 @@ pub(crate) fn install() {
     };
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let _ = PROVIDER.install_default(); // fails only if a provider exists, and nothing else installs one
+        let _ = PROVIDER.install_default(); // It fails only if there is a provider, and nothing else installs one.
     });
 }
 

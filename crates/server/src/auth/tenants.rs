@@ -5,7 +5,7 @@
 //! name = "blue"
 //! token_sha256 = "…"        # printf %s "$TOKEN" | sha256sum; a list while a token is being replaced
 //! quotas = { contexts = 20, runs = 4, memory_mb = 4096, calls_per_second = 10 }
-//! network = "packages"      # a policy of the configuration file; what the sandboxes have is narrowed to it
+//! network = "packages"      # a policy of the configuration file, which narrows what the sandboxes may reach
 //! ```
 
 use std::collections::HashSet;
@@ -33,8 +33,7 @@ pub(crate) struct Quotas {
     pub calls_per_second: Option<f64>,
     /// Whether `get_volume_path` shows paths of this machine.
     pub show_host_paths: bool,
-    /// Policy that narrows what the tenant's sandboxes may reach. In the file it is a key beside `quotas`, not one of
-    /// them.
+    /// Policy that narrows what the tenant's sandboxes may reach. In the file it is a key beside `quotas`.
     #[serde(skip)]
     pub network: Option<Policy>,
 }
@@ -81,12 +80,11 @@ pub(crate) struct TenantEntry {
 #[derive(Debug, Default)]
 pub(crate) struct Tenants(Vec<TenantEntry>);
 
-/// Prefix of the names of subjects that cannot be tenant names themselves. No name in the file begins with it.
+/// Prefix of the tenant names of subjects whose own names cannot be used. No name in the file begins with it.
 const HASHED: &str = "sub-";
 
 impl Tenants {
-    /// Reads the file. `subjects` says that an identity provider names tenants too, so that an entry without a token
-    /// makes sense.
+    /// Reads the file. `subjects` says that an identity provider names tenants, too, so that an entry needs no token.
     pub(crate) fn read(path: &Path, subjects: bool, policies: &Policies) -> Result<Self, TenantsError> {
         let read = |source| TenantsError::Read { path: path.into(), source };
         if std::fs::metadata(path).map_err(read)?.mode() & 0o077 != 0 {
@@ -115,7 +113,7 @@ impl Tenants {
                 return Err(format!("two tenants are named `{}`", entry.name));
             }
             if !entry.digests.iter().all(|digest| digests.insert(*digest)) {
-                return Err(format!("a token of tenant `{}` stands in the file twice", entry.name));
+                return Err(format!("a token of tenant `{}` is in the file twice", entry.name));
             }
             entries.push(entry);
         }
@@ -179,10 +177,10 @@ fn entry(value: &toml::Value, number: usize, policies: &Policies) -> Result<Tena
     Ok(TenantEntry { name: name.into(), digests, quotas })
 }
 
-fn parse_quotas(value: &toml::Value, place: &str) -> Result<Quotas, String> {
+fn parse_quotas(value: &toml::Value, location: &str) -> Result<Quotas, String> {
     const KEYS: &[&str] = &["contexts", "runs", "memory_mb", "calls_per_second", "show_host_paths"];
-    let table = value.as_table().ok_or_else(|| format!("`quotas` is a table: {place}"))?;
-    known(table, KEYS, place)?;
+    let table = value.as_table().ok_or_else(|| format!("`quotas` is a table: {location}"))?;
+    known(table, KEYS, location)?;
     for (key, value) in table {
         let fits = match key.as_str() {
             "show_host_paths" => value.is_bool(),
@@ -193,10 +191,10 @@ fn parse_quotas(value: &toml::Value, place: &str) -> Result<Quotas, String> {
             _ => value.as_integer().is_some_and(|n| (1..=1 << 30).contains(&n)),
         };
         if !fits {
-            return Err(format!("`{key} = {value}` is out of range {place}"));
+            return Err(format!("`{key} = {value}` is out of range {location}"));
         }
     }
-    value.clone().try_into().map_err(|error: toml::de::Error| format!("{} {place}", error.message()))
+    value.clone().try_into().map_err(|error: toml::de::Error| format!("{} {location}", error.message()))
 }
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -228,10 +226,10 @@ fn digest(value: &toml::Value) -> Result<[u8; 32], String> {
 }
 
 /// Refuses an unknown key as a mistake and suggests the nearest known one.
-fn known(table: &toml::Table, keys: &[&str], place: &str) -> Result<(), String> {
+fn known(table: &toml::Table, keys: &[&str], location: &str) -> Result<(), String> {
     let Some(unknown) = table.keys().find(|key| !keys.contains(&key.as_str())) else { return Ok(()) };
     let nearest = crate::config::nearest(unknown, keys.iter().copied()).unwrap_or_default();
-    Err(format!("unknown key `{unknown}` {place}; did you mean `{nearest}`?"))
+    Err(format!("unknown key `{unknown}` {location}; did you mean `{nearest}`?"))
 }
 
 #[cfg(test)]
@@ -321,7 +319,7 @@ mod tests {
                 "tenant `blue`: `token_sha256` is the hash of an empty token",
             ),
             (tenant("blue", &good) + &tenant("blue", &format!("token_sha256 = '{B}'")), "two tenants are named `blue`"),
-            (tenant("blue", &good) + &tenant("green", &good), "a token of tenant `green` stands in the file twice"),
+            (tenant("blue", &good) + &tenant("green", &good), "a token of tenant `green` is in the file twice"),
         ];
         for (text, why) in cases {
             assert_eq!(Tenants::parse(&text, false, &Policies::default()).unwrap_err(), why, "{text}");

@@ -1,4 +1,4 @@
-//! `sandpool config`: prints the effective configuration and the source of each value.
+//! `sandpool config` prints the effective configuration and the source of each value.
 
 use std::process::ExitCode;
 

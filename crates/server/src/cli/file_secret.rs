@@ -1,4 +1,4 @@
-//! The secret from which the keys of links are made. It stays the same over restarts, because a link to a file of a
+//! The secret from which the keys of links are made. A restart does not change it, because a link to a file of a
 //! conversation outlives the server.
 
 use super::Failed;
@@ -6,7 +6,7 @@ use crate::config::{Config, Secret};
 use crate::digest::sha256;
 use crate::persistent_secret;
 
-/// Returns the secret that the operator set, or one that is created once and stored.
+/// Returns the secret that the operator set. If there is none, this returns one that is created once and stored.
 pub(crate) fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
     if let Some(Secret(text)) = &config.files.secret {
         return Ok(sha256(text));

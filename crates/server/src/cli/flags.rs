@@ -4,7 +4,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::config::settings::{SETTINGS, ValueKind};
 
-/// The settings given as flags: key and text.
+/// The settings that are given as flags, as pairs of key and text.
 #[derive(Debug, Default)]
 pub(crate) struct Flags {
     pub given: Vec<(&'static str, String)>,

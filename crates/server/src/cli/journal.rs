@@ -1,4 +1,4 @@
-//! `sandpool journal`: reads the audit journal and verifies that nobody changed it.
+//! `sandpool journal` reads the audit journal and verifies that nobody changed it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -123,19 +123,19 @@ fn report_text(report: &VerifyReport) -> String {
 }
 
 fn show(dir: &Path, tenant: Option<&str>, last: usize) -> Result<(), Failed> {
-    let mut kept = VecDeque::new();
+    let mut newest = VecDeque::new();
     for line in journal::lines(dir).map_err(|error| unreadable(dir, &error))? {
         let line = line.map_err(|error| unreadable(dir, &error))?;
         let entry: Map<String, Value> = serde_json::from_str(&line).unwrap_or_default();
         if tenant.is_some_and(|tenant| entry.get("tenant").and_then(Value::as_str) != Some(tenant)) {
             continue;
         }
-        if kept.len() == last {
-            kept.pop_front();
+        if newest.len() == last {
+            newest.pop_front();
         }
-        kept.push_back(entry);
+        newest.push_back(entry);
     }
-    for entry in kept {
+    for entry in newest {
         output::line(&entry_text(&entry));
     }
     Ok(())

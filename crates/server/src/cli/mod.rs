@@ -1,5 +1,5 @@
-//! The command line, with one file for each command. It is parsed to a value, then the configuration is loaded, then
-//! the command runs.
+//! The command line, with one file for each command. Arguments are parsed first, then the configuration is loaded, and
+//! then the command runs.
 
 mod config;
 mod doctor;
@@ -52,14 +52,14 @@ enum Command {
     Journal(journal::Args),
 }
 
-/// Environment of every command.
+/// The configuration and the environment that every command gets.
 #[derive(Clone)]
 struct CommandEnv {
     config: Config,
     environment: HostEnvironment,
 }
 
-/// Failure of a command, shown as one line on stderr.
+/// The failure of a command, which is shown as one line on stderr.
 #[derive(Debug)]
 struct Failed(String);
 
@@ -99,10 +99,10 @@ fn dispatch(cli: Cli) -> CommandResult {
     let environment = Environment::of_process();
     let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
     let config = Config::load(&sources)?;
-    let usual = if matches!(cli.command, Command::Stdio(_) | Command::Serve(_)) { "info" } else { "warn" };
+    let default_filter = if matches!(cli.command, Command::Stdio(_) | Command::Serve(_)) { "info" } else { "warn" };
     let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Human };
-    logging::start(config.log.as_deref().unwrap_or(usual), format, colour)?;
+    logging::start(config.log.as_deref().unwrap_or(default_filter), format, colour)?;
     for (name, nearest) in Environment::misspelt() {
         tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
     }
@@ -118,9 +118,9 @@ fn dispatch(cli: Cli) -> CommandResult {
     }
 }
 
-/// Runs `work` on several threads, which start only here, after everything that must come before them. There are few
-/// workers, because the cores are for the interpreters: one worker keeps several interpreters busy, and work that stays
-/// on one thread wakes no other.
+/// Runs `work` on several threads. They start only here, because the launcher has to be started before there are
+/// threads. There are few workers, because the cores are for the interpreters: one worker keeps several interpreters
+/// busy, and work that stays on one thread wakes no other.
 fn block_on<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     drive(Builder::new_multi_thread().worker_threads((cores / CORES_PER_WORKER).max(1)), work)

@@ -22,7 +22,7 @@ pub(crate) fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
     egress.map(Some).map_err(|error| Failed(format!("cannot set up the network of sandboxes: {error}")))
 }
 
-/// Returns NSS's program that makes browsers trust hosts with a secret, if this machine has it.
+/// Returns the path of `certutil`, if this machine has it. The program of NSS makes browsers trust hosts with a secret.
 pub(crate) fn certutil() -> Option<PathBuf> {
     ["/usr/local/bin/certutil", "/usr/bin/certutil"].map(PathBuf::from).into_iter().find(|path| path.is_file())
 }
@@ -30,15 +30,15 @@ pub(crate) fn certutil() -> Option<PathBuf> {
 fn secret(config: &SecretConfig) -> Result<Secret, Failed> {
     let SecretConfig { name, hosts, header, format, tenants, .. } = config.clone();
     let wrong = |why: &str| Failed(format!("`network.secret.{name}`: {why}"));
-    let (place, text) = match &config.from {
+    let (source, text) = match &config.from {
         SecretSource::File(path) => (format!("`{}`", path.display()), read(path)),
         SecretSource::Variable(variable) => {
             let value = environment::named(variable).and_then(|value| value.into_string().ok());
             (format!("the variable `{variable}`"), value.ok_or_else(|| "it is not set".to_owned()))
         }
     };
-    let text = text.map_err(|why| wrong(&format!("no value in {place}: {why}")))?;
-    let value = Value::parse(text).map_err(|why| wrong(&format!("the value in {place} is refused: {why}")))?;
+    let text = text.map_err(|why| wrong(&format!("no value in {source}: {why}")))?;
+    let value = Value::parse(text).map_err(|why| wrong(&format!("the value in {source} is refused: {why}")))?;
     Ok(Secret { name, hosts, header, format, tenants, value })
 }
 

@@ -1,14 +1,14 @@
-//! Writes to the terminal. If the reader went away, the error is ignored.
+//! Writes to stdout and stderr. Errors are ignored, because they mean that the reader is gone.
 
 use std::io::Write;
 
-/// Writes the result of the command to stdout.
+/// Writes a line of the command's result to stdout.
 pub(crate) fn line(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush());
 }
 
-/// Writes additional information for the user to stderr.
+/// Writes a line of additional information for the user to stderr.
 pub(crate) fn error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }

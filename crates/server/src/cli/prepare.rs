@@ -12,7 +12,7 @@ use super::{CommandEnv, Failed, wiring};
 use crate::logging::lines;
 use crate::observe::Observer;
 
-/// Makes the engine ready, or stops the server, because a server that can run nothing is useless to clients.
+/// Makes the engine ready. If that fails, it stops the server, because a server that can run nothing is of no use.
 pub(crate) async fn prepare(
     engine: Engine,
     context: CommandEnv,
@@ -20,11 +20,11 @@ pub(crate) async fn prepare(
     observer: Arc<Observer>,
 ) -> Result<(), Failed> {
     let (progress, mut watch) = Progress::new();
-    let teller = engine.clone();
-    let telling = tokio::spawn(async move {
+    let reporter = engine.clone();
+    let reporting = tokio::spawn(async move {
         while watch.changed().await.is_ok() {
             let status = watch.borrow_and_update().clone();
-            teller.set_status(format!("preparing the language runtimes: {status}"));
+            reporter.set_status(format!("preparing the language runtimes: {status}"));
         }
     });
     let config = &context.config.runtimes;
@@ -45,8 +45,8 @@ pub(crate) async fn prepare(
             tracing::info!("the browser is not available: {why}");
             None
         });
-        drop(progress); // ends the progress task, so that no progress follows the next message
-        let _ = telling.await;
+        drop(progress); // This ends the reporting task, so that no progress follows the next message.
+        let _ = reporting.await;
         engine.set_status("starting the session pool");
         let dialect = wiring::dialect(&context.config);
         let report = |step: StartupStep<'_>| lines::log_startup(dialect, &step);
@@ -64,14 +64,14 @@ pub(crate) async fn prepare(
     result
 }
 
-/// Ends a server whose back end has given up, so that its supervisor can start another.
+/// Stops the server when its back end has given up, so that the supervisor can start another server.
 pub(crate) async fn end_when_useless(engine: Engine, stop: CancellationToken) -> Failed {
     let why = engine.given_up().await;
     stop.cancel();
     Failed(why)
 }
 
-/// Returns the reason why the server ended itself, or otherwise the given result.
+/// Returns the reason why the server stopped itself, or `otherwise` if it did not.
 pub(crate) async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<(), Failed>) -> Result<(), Failed> {
     if useless.is_finished() {
         return Err(useless.await?);

@@ -1,4 +1,4 @@
-//! `sandpool run`: runs one piece of code in a fresh sandbox, prints its output as it arrives, and reports success in
+//! `sandpool run` runs one piece of code in a fresh sandbox, prints its output as it arrives, and reports success in
 //! the exit code.
 
 use std::io::Read;
@@ -43,9 +43,10 @@ pub(crate) struct Args {
     save: Option<PathBuf>,
 }
 
-/// Maximum length of each stream, above which its middle is left out.
+/// Maximum length of each stream. The middle of a longer stream is left out.
 const TEXT_BUDGET: usize = 64 << 20;
-/// Maximum number of events that wait for the terminal. Further ones are dropped, so a cell is never slowed down by it.
+/// Maximum number of events that wait for the terminal. Further ones are dropped, so that a slow terminal never slows
+/// down the cell.
 const EVENTS: usize = 1 << 16;
 
 pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
@@ -95,7 +96,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
         ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
     };
     if let Some(realm) = limits.realm_mut(limits.pool_realm) {
-        // Its one context is an ordinary one, also where calls belong to conversations or share volumes.
+        // The one context of this command is an ordinary one, also in a dialect with conversations or shared volumes.
         (realm.pool_size, realm.text_budget, realm.kept, realm.volumes) = (0, TEXT_BUDGET, None, Vec::new());
         // The user of the command line is the operator and may allow more time than clients have.
         realm.max_timeout = realm.max_timeout.max(args.timeout.unwrap_or_default());
@@ -114,7 +115,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
     engine.shutdown(Duration::ZERO).await;
     let ran = result?;
     show(&ran);
-    keep(&ran, args.save.as_deref())?;
+    save_pictures(&ran, args.save.as_deref())?;
     Ok(ExitCode::from(exit_code(&ran.end)))
 }
 
@@ -163,7 +164,7 @@ async fn cell(
     Ok(*ran)
 }
 
-/// Prints what is not part of a stream: the last value, the error, how the run ended.
+/// Prints everything that is not part of a stream: the last value, the error, and how the run ended.
 fn show(ran: &Ran) {
     if let Some(text) = ran.value.as_ref().and_then(|value| value.get("text/plain")).and_then(|text| text.as_str()) {
         output::line(text);
@@ -171,8 +172,8 @@ fn show(ran: &Ran) {
     if let Some(error) = &ran.error {
         output::error(error.text.trim_end());
     }
-    if let Some(said) = how_it_ended(&ran.end) {
-        output::error(&format!("sandpool: {said}"));
+    if let Some(ending) = how_it_ended(&ran.end) {
+        output::error(&format!("sandpool: {ending}"));
     }
 }
 
@@ -209,17 +210,17 @@ fn exit_code(end: &RunOutcome) -> u8 {
     }
 }
 
-/// Saves pictures as files `figure-1.png`, …; without a directory it only mentions them.
-fn keep(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
-    let shown: Vec<(&str, Vec<u8>)> = ran.displays.iter().chain(&ran.value).filter_map(picture).collect();
+/// Saves pictures as files `figure-1.png`, …. Without a directory it only mentions them.
+fn save_pictures(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
+    let pictures: Vec<(&str, Vec<u8>)> = ran.displays.iter().chain(&ran.value).filter_map(picture).collect();
     let Some(dir) = save else {
-        if !shown.is_empty() {
-            output::error(&format!("sandpool: {} picture(s) made; `--save DIR` keeps them", shown.len()));
+        if !pictures.is_empty() {
+            output::error(&format!("sandpool: {} picture(s) not saved; `--save DIR` saves them", pictures.len()));
         }
         return Ok(());
     };
     std::fs::create_dir_all(dir).map_err(|error| Failed(format!("cannot create `{}`: {error}", dir.display())))?;
-    for (number, (extension, bytes)) in shown.iter().enumerate() {
+    for (number, (extension, bytes)) in pictures.iter().enumerate() {
         let path = dir.join(format!("figure-{}.{extension}", number + 1));
         std::fs::write(&path, bytes).map_err(|error| Failed(format!("cannot write `{}`: {error}", path.display())))?;
         output::error(&format!("saved {}", path.display()));

@@ -56,7 +56,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     auth.start();
     let http_options = http_options(config, &auth);
     http_options.check().map_err(Failed)?;
-    let max_connections = room_for(config.serve.max_connections);
+    let max_connections = connection_limit(config.serve.max_connections);
     let (listener, address) = listen(config, &auth).await?;
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;
@@ -67,23 +67,24 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
     let observer = Arc::new(observer(config, &engine)?);
-    let told = CancellationToken::new();
-    let watching = tokio::spawn(watch(engine.clone(), observer.clone(), told.clone()));
+    let no_more_notices = CancellationToken::new();
+    let watching = tokio::spawn(watch(engine.clone(), observer.clone(), no_more_notices.clone()));
 
     let (links, signer) = wiring::links(config, base.clone(), &secret);
     let counters = Counters::default();
     let server = Server { engine: engine.clone(), observer: observer.clone(), counters, back_end };
-    let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
+    let authenticator = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
-        // One tenant gets at most a quarter, so that it takes four greedy tenants to keep others out.
+        // One tenant gets at most a quarter of the connections, so that only four greedy tenants together can keep
+        // others out.
         options: HttpOptions { max_connections, max_requests_per_tenant: (max_connections / 4).max(1), ..http_options },
         counters: server.counters.clone(),
         log: lines::log_http,
-        gate: door.clone(),
+        authenticator: authenticator.clone(),
         endpoints: server.endpoints(config, lang, &links),
         default: config.dialect.clone(),
-        routes: server.routes(auth.clone(), door, signer),
+        routes: server.routes(auth.clone(), authenticator, signer),
     };
 
     let stop = signals.first.child_token();
@@ -91,7 +92,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     welcome(config, &auth, address, &base);
     let now = signals.second.clone();
     let grace = wiring::shutdown_grace(config);
-    let asked = tokio::spawn({
+    let stop_requested = tokio::spawn({
         let stop = stop.clone();
         async move {
             stop.cancelled().await;
@@ -102,14 +103,14 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     transport::serve(listener, app, stop.clone(), now.clone()).await;
     // Calls and the work behind them share one grace period.
-    let left = asked.await.map_or(Duration::ZERO, |asked| grace.saturating_sub(asked.elapsed()));
+    let left = stop_requested.await.map_or(Duration::ZERO, |at| grace.saturating_sub(at.elapsed()));
     tokio::select! {
         () = engine.shutdown(left) => {}
         () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
     let prepared = preparing.await.map_err(Failed::from).and_then(|prepared| prepared);
     let prepared = useless_or(useless, prepared).await;
-    told.cancel();
+    no_more_notices.cancel();
     let _ = watching.await;
     if let Some(journal) = observer.journal() {
         journal.record(JournalEntry::event("server_stopped"));
@@ -118,10 +119,10 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     prepared.map(|()| ExitCode::SUCCESS)
 }
 
-/// Returns the requested number of connections, or fewer if this process may not have enough descriptors; each sandbox
-/// needs one, too. It raises the limit of descriptors, so the launcher, which has its own limits, has to be started
-/// before.
-fn room_for(wanted: usize) -> usize {
+/// Returns the requested number of connections, or fewer if this process may not have enough descriptors, of which each
+/// sandbox needs one, too. It raises the limit of descriptors. The launcher must not inherit that limit, so it has to
+/// be started before.
+fn connection_limit(wanted: usize) -> usize {
     const FOR_THE_REST: u64 = 256;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
@@ -135,7 +136,7 @@ fn room_for(wanted: usize) -> usize {
     room.min(wanted)
 }
 
-/// Binds the listener only if that is allowed: a server that everyone can reach and use would be an open door.
+/// Binds the listener if that is allowed. Without authentication a server must not be reachable from other machines.
 async fn listen(config: &Config, auth: &Auth) -> Result<(TcpListener, SocketAddr), Failed> {
     let wanted = &config.serve.listen;
     let failed = |error: std::io::Error| Failed(format!("cannot listen on `{wanted}`: {error}"));
@@ -174,15 +175,15 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
     Ok(Observer::new(journal).with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
 }
 
-/// Passes the notices of the engine to the journal and the metrics. After `told` is cancelled it still handles those
-/// that are left.
-async fn watch(engine: Engine, observer: Arc<Observer>, told: CancellationToken) {
+/// Passes the notices of the engine to the journal and the metrics. After `no_more` is cancelled it still handles the
+/// notices that were sent before.
+async fn watch(engine: Engine, observer: Arc<Observer>, no_more: CancellationToken) {
     let mut notices = engine.notices();
     loop {
         let notice = tokio::select! {
             biased;
             notice = notices.recv() => notice,
-            () = told.cancelled() => return,
+            () = no_more.cancelled() => return,
         };
         match notice {
             Ok(notice) => {
@@ -220,10 +221,10 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
     }
 }
 
-/// Gives free memory back to the Linux kernel after bursts of calls, as long as the server occupies much of it. The
-/// allocator keeps that memory, because it lies in pieces between memory that is still in use.
+/// Gives free memory back to the Linux kernel after bursts of calls, as long as the server occupies much memory. The
+/// allocator does not do so itself, because the free memory lies in pieces between memory that is still in use.
 async fn return_memory(stop: CancellationToken) {
-    // Below the sum of what a server takes at rest and the 64 MB that it may keep after a burst (W22).
+    // This is less than the memory of a server at rest plus the 64 MB that it may keep after a burst (row W22).
     const MUCH: u64 = 96 << 20;
     const GAIN: u64 = 8 << 20;
     const PAUSES: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(60)];
@@ -245,7 +246,7 @@ fn resident() -> u64 {
     pages.unwrap_or(0) * rustix::param::page_size() as u64
 }
 
-/// Returns the memory that calls may hold, for each tenant and for all together.
+/// Returns the memory budgets of calls, for each tenant and for all tenants together.
 fn memory(config: &Config) -> Memory {
     const MOST: usize = 1024;
     let machine = || {
@@ -296,7 +297,7 @@ impl Server {
         let realm = Realm(dialect.id);
         let call = wiring::call_of(caller.tenant.clone(), realm);
         let health = match self.engine.execute(&call, Op::Health).await {
-            Ok(Outcome::Health(health)) => shown(&health),
+            Ok(Outcome::Health(health)) => health_document(&health),
             _ => Value::Null,
         };
         let (contexts, busy) = self.engine.counts_of(&caller.tenant, realm);
@@ -313,27 +314,32 @@ impl Server {
         })
     }
 
-    fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Authenticator>, signer: Option<dialects::links::Signer>) -> Router {
+    fn routes(
+        &self,
+        auth: Arc<Auth>,
+        authenticator: Arc<dyn Authenticator>,
+        signer: Option<dialects::links::Signer>,
+    ) -> Router {
         let observer = self.observer.clone();
         let settings = files::Settings {
             signer,
-            given: Arc::new(move |given| observer.file_given(given)),
+            on_served: Arc::new(move |served| observer.file_served(served)),
             ..files::Settings::default()
         };
-        let (healthy, ready, figures) = (self.engine.clone(), self.engine.clone(), self.clone());
+        let (healthy, ready, server) = (self.engine.clone(), self.engine.clone(), self.clone());
         Router::new()
-            .route("/healthz", get(async move || if_so(healthy.is_up(), "ok\n", "no sandbox can be made\n")))
-            .route("/readyz", get(async move || if_so(ready.is_ready(), "ready\n", "not ready\n")))
-            .route("/metrics", get(async move |request: Request| figures.metrics(&*door, request).await))
+            .route("/healthz", get(async move || health(healthy.is_up(), "ok\n", "no sandbox can be made\n")))
+            .route("/readyz", get(async move || health(ready.is_ready(), "ready\n", "not ready\n")))
+            .route("/metrics", get(async move |request: Request| server.metrics(&*authenticator, request).await))
             .merge(auth::routes(auth))
             .merge(files::router(self.engine.clone(), settings))
     }
 
-    /// Serves the metrics. It demands the token, like every endpoint that reveals something.
-    async fn metrics(&self, gate: &dyn Authenticator, request: Request) -> Response {
+    /// Serves the metrics. Like every endpoint that reveals something, it demands a token.
+    async fn metrics(&self, authenticator: &dyn Authenticator, request: Request) -> Response {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
-        if let Err(denied) = gate.admit(&parts, peer) {
+        if let Err(denied) = authenticator.admit(&parts, peer) {
             return (denied.status, *denied.headers, denied.body.to_string()).into_response();
         }
         let counts = self.engine.counts();
@@ -344,7 +350,7 @@ impl Server {
             ending: counts.ending,
             runs: counts.busy,
             journal_lost: self.observer.journal().map_or(0, Journal::lost),
-            warm: self.engine.zygote_status().await.unwrap_or_default(),
+            zygote: self.engine.zygote_status().await.unwrap_or_default(),
             browsers: counts.browsers,
             network_denials: counts.denials,
             traffic: counts.traffic,
@@ -354,11 +360,11 @@ impl Server {
     }
 }
 
-fn if_so(so: bool, yes: &'static str, no: &'static str) -> Response {
-    if so { yes.into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, no).into_response() }
+fn health(is_ok: bool, yes: &'static str, no: &'static str) -> Response {
+    if is_ok { yes.into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, no).into_response() }
 }
 
-fn shown(health: &Health) -> Value {
+fn health_document(health: &Health) -> Value {
     json!({
         "interpreter_ready": health.ready,
         "interpreter_status": health.state,
@@ -369,7 +375,7 @@ fn shown(health: &Health) -> Value {
     })
 }
 
-/// Logs what the operator can do next.
+/// Logs the addresses of the server, and a command with which the operator can connect a client.
 fn welcome(config: &Config, auth: &Auth, address: SocketAddr, base: &str) {
     let dialect = &config.dialect;
     tracing::info!("listening: http://{address}/mcp ({dialect}), and http://{address}/mcp/<dialect>");

@@ -1,4 +1,4 @@
-//! `sandpool setup`: prepares the language runtimes, with progress on stderr.
+//! `sandpool setup` prepares the language runtimes and shows its progress on stderr.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,8 +12,8 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 /// Prepare Python and Node for sandboxes
 ///
 /// Installs a list of Python packages, pinned with hashes, for a Python of this machine (3.11 to 3.14). Uses this machine's Node if it is
-/// 22 or newer, else fetches Node 24 from npm. The first use of Sandpool does the same; afterwards no network is needed. What an
-/// interrupted set-up left is not used.
+/// 22 or newer, else fetches Node 24 from npm. The first use of Sandpool does the same; afterwards no network is needed. If a
+/// set-up is interrupted, the next one starts over.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Prepare again, even if everything is ready (stop running servers first)
@@ -35,7 +35,7 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
         let signals = Signals::listen()?;
         let prepared = tokio::select! {
             prepared = runtimes::prepare(&config, &context.environment, &progress, args.force) => prepared?,
-            () = signals.first.cancelled() => return Err(Failed("interrupted; what was begun is not used".into())),
+            () = signals.first.cancelled() => return Err(Failed("interrupted; the next set-up starts over".into())),
         };
         Ok((prepared, browser::find(&context.config.browser, &context.environment).await))
     })?;

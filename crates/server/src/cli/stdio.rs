@@ -1,4 +1,4 @@
-//! `sandpool stdio`: an MCP server on standard input and output.
+//! `sandpool stdio` serves MCP on standard input and output.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -89,7 +89,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
         options: HttpOptions { open: true, grace: Duration::ZERO, ..HttpOptions::default() },
         counters: Counters::default(),
         log: lines::log_http,
-        gate: Arc::new(NoService),
+        authenticator: Arc::new(NoService),
         endpoints: BTreeMap::new(),
         default: String::new(),
         routes: files::router(engine, settings),
@@ -97,7 +97,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
     transport::serve(listener, app, stop.clone(), stop).await;
 }
 
-/// Authenticator of a listener over which nothing can be called.
+/// The authenticator of a listener that has no endpoints.
 struct NoService;
 
 impl Authenticator for NoService {

@@ -1,4 +1,4 @@
-//! Connects the parts: the configuration to the engine, the native back end and its guest.
+//! Connects the parts of the server: the configuration, the engine, the native back end and its guest.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::{Failed, network};
 use crate::config::{Config, DialectLimits};
 use crate::handler::{Execute, Executing};
 
-/// Checks the shared volumes at the start, so that the operator rather than the first client learns of volumes with
-/// which no session could be created.
+/// Checks the shared volumes at the start, so that the operator, and not the first client, learns of volumes with which
+/// no session could be created.
 fn check_volumes(config: &Config) -> Result<(), Failed> {
-    for volume in &config.dialects.sessions.volumes {
+    for volume in &config.dialects.microsandbox.volumes {
         let wrong = |why: &str| Failed(format!("`microsandbox.volumes`: `{}` {why}", volume.host.display()));
         let found = std::fs::symlink_metadata(&volume.host).map_err(|error| wrong(&error.to_string()))?;
         if !found.is_dir() {
@@ -27,22 +27,23 @@ fn check_volumes(config: &Config) -> Result<(), Failed> {
         }
         if !volume.read_only && (found.uid() == 0 || found.gid() == 0) {
             return Err(wrong(
-                "belongs to root: what code writes there would, too; give it to another user and group, or share it read-only with `:ro`",
+                "belongs to root, and files that code writes there would, too; give it to another user and group, or share it read-only with `:ro`",
             ));
         }
     }
     Ok(())
 }
 
-/// The launcher of the native back end: a separate process, started while this one still has a single thread.
+/// The launcher of the native back end, with the configuration for the back end. It is a separate process, which is
+/// started while this one has a single thread.
 pub(crate) struct Native {
     launcher: Launcher,
     config: NativeConfig,
 }
 
 impl Native {
-    pub(crate) fn launch(config: &Config, reach: TransportKind) -> Result<Self, Failed> {
-        Self::launch_with(config, reach, cgroups(config), config.floor)
+    pub(crate) fn launch(config: &Config, transport: TransportKind) -> Result<Self, Failed> {
+        Self::launch_with(config, transport, cgroups(config), config.floor)
     }
 
     /// Starts a launcher for a trial, which leaves the machine's cgroups as they are.
@@ -50,7 +51,7 @@ impl Native {
         Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)
     }
 
-    fn launch_with(config: &Config, reach: TransportKind, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
+    fn launch_with(config: &Config, transport: TransportKind, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
         check_volumes(config)?;
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
@@ -61,7 +62,7 @@ impl Native {
             zygote: zygote()?,
             label: "sandpool".into(),
             // Each client on stdio starts a separate server, so several servers share the directory.
-            exclusive: reach == TransportKind::Http,
+            exclusive: transport == TransportKind::Http,
             mode: None,
             cgroups,
             floor,
@@ -93,7 +94,7 @@ impl Native {
     }
 }
 
-/// Returns how much of the disk volumes leave free.
+/// Returns how much disk space volumes leave free.
 pub(crate) fn keep_free(config: &Config) -> KeepFree {
     KeepFree(config.keep_free_mb.map(|mb| mb << 20))
 }
@@ -106,7 +107,7 @@ pub(crate) fn level(isolation: &Isolation) -> String {
     format!("{:?}", isolation.level).to_lowercase()
 }
 
-/// Returns the guest program: embedded, or next to this executable in a development tree.
+/// Returns the guest program, which is embedded, or next to this executable in a development tree.
 #[cfg(embedded_guest)]
 fn guest() -> Result<GuestBinary, Failed> {
     Ok(GuestBinary::Bytes(include_bytes!(concat!(env!("OUT_DIR"), "/guest"))))
@@ -118,7 +119,7 @@ fn guest() -> Result<GuestBinary, Failed> {
     Ok(GuestBinary::Path(own.with_file_name("sandpool-guest")))
 }
 
-/// Returns the library that the zygote loads: embedded, or next to this executable in a development tree.
+/// Returns the library that the zygote loads. It is embedded, or next to this executable in a development tree.
 #[cfg(embedded_zygote)]
 fn zygote() -> Result<GuestBinary, Failed> {
     Ok(GuestBinary::Bytes(include_bytes!(concat!(env!("OUT_DIR"), "/zygote"))))
@@ -139,20 +140,21 @@ impl Execute for Engine {
 /// How clients reach the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TransportKind {
-    /// There is one client, and everything ends with it.
+    /// There is one client, and the server ends with it.
     Stdio,
     Http,
 }
 
-/// Converts the settings to the configuration of the engine: the rules of the documents with the numbers of the
+/// Converts the settings to the configuration of the engine: the rules of the dialects with the numbers of the
 /// operator.
 pub(crate) fn engine_config(
     config: &Config,
-    reach: TransportKind,
+    transport: TransportKind,
     file_secret: [u8; 32],
 ) -> Result<EngineConfig, Failed> {
-    let sessions = &config.dialects.sessions;
-    let realms: Vec<RealmConfig> = dialects::realms().into_iter().map(|usual| realm(config, usual, reach)).collect();
+    let microsandbox = &config.dialects.microsandbox;
+    let realms: Vec<RealmConfig> =
+        dialects::realms().into_iter().map(|usual| realm(config, usual, transport)).collect();
     let usual = EngineConfig::default();
     let quota = Quota {
         contexts: config.quota.contexts,
@@ -166,8 +168,8 @@ pub(crate) fn engine_config(
         quota,
         file_secret,
         shutdown_grace: shutdown_grace(config),
-        start_timeout: sessions.start_timeout,
-        orphan_interval: sessions.orphan_interval,
+        start_timeout: microsandbox.start_timeout,
+        orphan_interval: microsandbox.orphan_interval,
         pool_realm: (dialect(config).realm)().realm,
         ready_max: config.ready_max,
         ready_memory_bytes: config.ready_memory_mb << 20,
@@ -191,25 +193,25 @@ pub(crate) fn shutdown_grace(config: &Config) -> Duration {
 }
 
 /// Returns the rules of a dialect's realm with the operator's settings.
-fn realm(config: &Config, usual: RealmConfig, reach: TransportKind) -> RealmConfig {
+fn realm(config: &Config, usual: RealmConfig, transport: TransportKind) -> RealmConfig {
     let limits = config.dialects.of(usual.realm.0);
     let general = general(config, usual, limits);
-    let sessions = &config.dialects.sessions;
+    let microsandbox = &config.dialects.microsandbox;
     match general.realm {
         dialects::agentrun::REALM => RealmConfig {
             runs_at_once: general.pool_size,
-            idle_timeout: match reach {
+            idle_timeout: match transport {
                 TransportKind::Stdio => limits.idle_timeout,
                 TransportKind::Http => limits.idle_timeout.or(dialects::agentrun::realm().idle_timeout),
             },
             ..general
         },
         dialects::microsandbox::REALM => RealmConfig {
-            default_size: Some(sessions.default_flavor),
-            evict_idle: sessions.evict,
-            max_total_memory_bytes: sessions.max_total_memory_mb.map(|mb| mb << 20),
-            sweep_interval: sessions.cleanup_interval,
-            volumes: sessions.volumes.clone(),
+            default_size: Some(microsandbox.default_flavor),
+            evict_idle: microsandbox.evict,
+            max_total_memory_bytes: microsandbox.max_total_memory_mb.map(|mb| mb << 20),
+            sweep_interval: microsandbox.cleanup_interval,
+            volumes: microsandbox.volumes.clone(),
             ..general
         },
         _ => general,
@@ -227,7 +229,7 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
         max_timeout: usual.max_timeout.max(limits.timeout),
         max_command_timeout: usual.max_command_timeout.max(limits.timeout),
         limits: sandbox::Limits { memory_bytes, cpu_millis, pids: limits.pids, disk_bytes, ..usual.limits },
-        // The group limits apply where the document means one budget for all contexts.
+        // Group limits apply only in a dialect whose document has one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
         kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
@@ -243,7 +245,7 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
     }
 }
 
-/// Returns the choices of the operator for one dialect: also the timeouts that its realm allows.
+/// Returns the choices of the operator for one dialect, which include the timeouts that its realm allows.
 pub(crate) fn options_of(config: &Config, dialect: &Dialect) -> Options {
     let limits = config.dialects.of(dialect.id);
     let RealmConfig { max_timeout, max_command_timeout, .. } = general(config, (dialect.realm)(), limits);
@@ -258,7 +260,7 @@ pub(crate) fn options_of(config: &Config, dialect: &Dialect) -> Options {
 pub(crate) fn options(config: &Config) -> Options {
     Options {
         default_context: config.dialects.default_context,
-        default_size: config.dialects.sessions.default_flavor,
+        default_size: config.dialects.microsandbox.default_flavor,
         underscores: config.dialects.underscores,
         ..Options::default()
     }

@@ -64,11 +64,11 @@ const HANDED_ON: &[&str] = &[
     "npm_config_userconfig",
 ];
 
-/// The environment as it was at the start. It contains only variables of the list.
+/// The environment as it was at the start. It contains only variables that are on the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment(BTreeMap<&'static str, OsString>);
 
-/// Returns a variable that the operator's file names (`value_env`); such names cannot be on the list.
+/// Returns a variable that the operator's file names with `value_env`. Such names cannot be on the list.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub(crate) fn named(name: &str) -> Option<OsString> {
     std::env::var_os(name)
@@ -80,14 +80,14 @@ impl Environment {
         Self(listed().filter_map(|name| Some((name, std::env::var_os(name)?))).collect())
     }
 
-    /// Returns variables that look like ours but are not, each with the likely intended one. A token under a misspelt
-    /// name would be no token at all.
+    /// Returns set variables that look like ours but are not on the list, each with the one that was probably meant. A
+    /// token in a misspelt variable would leave the server without a token.
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     pub(crate) fn misspelt() -> Vec<(String, &'static str)> {
         std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
     }
 
-    /// Creates an environment of exactly these variables. A name that is not on the list is a mistake of the test.
+    /// Creates an environment of exactly these variables. A name that is not on the list is a mistake in the test.
     #[cfg(test)]
     pub(crate) fn of(pairs: &[(&str, &str)]) -> Self {
         let name = |given: &str| listed().find(|name| *name == given).expect("a listed variable");
@@ -118,7 +118,7 @@ impl Environment {
         std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect()
     }
 
-    /// Returns what a set-up of the runtimes needs.
+    /// Returns the part of the environment that a set-up of the runtimes needs.
     pub(crate) fn for_runtimes(&self) -> HostEnvironment {
         let handed_on = HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?.to_owned()))).collect();
         HostEnvironment { home: self.home().map(Path::to_owned), path: self.path(), handed_on }

@@ -1,6 +1,7 @@
-//! The typed configuration: file < environment < flags, each value with its source.
+//! The typed configuration. A flag overrides a variable, and a variable overrides the file; each value keeps its
+//! source.
 //!
-//! `settings` is the table of what can be set, `environment` the only reader of the environment, and `resolve` merges
+//! `settings` is the table of all settings, `environment` is the only reader of the environment, and `resolve` merges
 //! the sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
 pub mod environment;
@@ -61,7 +62,7 @@ pub(crate) struct Serve {
     pub max_sessions: usize,
     pub session_idle: Duration,
     pub max_body_bytes: usize,
-    /// Memory for the calls of all tenants; `None` means as much as the machine has room for.
+    /// Memory for the calls of all tenants; `None` means a quarter of the machine's memory, at most 1 GB.
     pub call_memory_mb: Option<usize>,
     pub header_timeout: Duration,
     pub body_timeout: Duration,
@@ -84,13 +85,13 @@ pub(crate) struct Auth {
     pub servers: Vec<String>,
 }
 
-/// Settings of `[quota]`: the quotas of a tenant for which no others are set.
+/// Settings of `[quota]`, which apply to a tenant whose entry sets no other quotas.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct QuotaConfig {
     pub contexts: Option<usize>,
     pub runs: Option<usize>,
     pub memory_mb: Option<u64>,
-    /// Memory that the calls of a tenant may hold in the server itself.
+    /// Memory that the calls of a tenant may occupy in the server.
     pub call_memory_mb: usize,
     pub calls_per_second: Option<f64>,
 }
@@ -124,12 +125,13 @@ impl std::fmt::Debug for Secret {
 /// Settings of the dialects.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Dialects {
-    /// Settings of `[dialect.<id>]` of every dialect.
+    /// Settings of `[dialect.<id>]` for every dialect.
     limits: BTreeMap<&'static str, DialectLimits>,
-    /// Setting of `[agentrun]`. The fields after it are settings of `[conversation]` and `[microsandbox]`.
+    /// The setting `agentrun.default_context`.
     pub default_context: bool,
+    /// The setting `conversation.underscores`.
     pub underscores: bool,
-    pub sessions: MicrosandboxConfig,
+    pub microsandbox: MicrosandboxConfig,
 }
 
 /// Settings of `[microsandbox]`.
@@ -284,8 +286,8 @@ fn preload(effective: &Effective) -> Result<Vec<String>, ConfigError> {
     }
 }
 
-/// Returns the address to listen on. Host and port may each be set separately; the whole address wins unless it comes
-/// from a weaker source.
+/// Returns the address to listen on. A separately set host or port replaces that part of `serve.listen` only if it
+/// comes from a stronger source.
 fn listen(effective: &Effective) -> Result<String, ConfigError> {
     let whole: String = effective.get("serve.listen")?;
     let Some((host, port)) = whole.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) else {
@@ -330,7 +332,7 @@ impl Dialects {
             limits: dialects::IDS.iter().map(limits).collect::<Result<_, ConfigError>>()?,
             default_context: effective.get("agentrun.default_context")?,
             underscores: effective.get("conversation.underscores")?,
-            sessions: MicrosandboxConfig {
+            microsandbox: MicrosandboxConfig {
                 default_flavor: effective.get("microsandbox.default_flavor")?,
                 max_total_memory_mb: effective.get("microsandbox.max_total_memory_mb")?,
                 evict: effective.get("microsandbox.evict")?,
@@ -381,8 +383,8 @@ impl DialectLimits {
     }
 }
 
-/// Returns the memory of the browser: half of the context's unless the operator sets it, `None` in a dialect without a
-/// browser.
+/// Returns the memory of the browser, which is half of the context's memory unless the operator sets it. Returns `None`
+/// for a dialect without a browser.
 fn browser_memory(effective: &Effective, key: &str, memory_mb: u64) -> Result<Option<u64>, ConfigError> {
     if settings::find(key).is_none() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Settings of `[network]`: named policies and to what they apply, additional host names of the operator, secrets.
+//! The settings of `[network]`: named policies and what they apply to, host names that the operator adds, and secrets.
 //!
 //! Policies can be set for all sandboxes, a dialect, a size and a tenant. If several apply, all of them have to allow a
 //! connection.
@@ -72,8 +72,8 @@ impl Network {
     }
 }
 
-/// Returns whether a policy denies everything. One table that allows nothing is enough, because all tables have to
-/// allow.
+/// Returns whether a policy denies everything. One table that allows nothing is enough, because every table has to
+/// allow a connection.
 fn is_off(policy: &Policy) -> bool {
     policy.tables.iter().any(|table| table.allow.is_empty())
 }

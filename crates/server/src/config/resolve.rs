@@ -1,4 +1,4 @@
-//! Merges file, environment and flags, and checks each value against the table of settings. It is pure except for
+//! Merges file, environment and flags, and checks each value against the table of settings. Its only side effect is
 //! reading the file.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use super::environment::Environment;
 use super::settings::{Fallback, SETTINGS, Setting, ValueKind, find};
 
-/// Sources from which a configuration is made.
+/// The sources from which a configuration is made.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub environment: Environment,
@@ -108,7 +108,7 @@ impl Effective {
         self.optional_time(key).ok_or_else(|| self.error(key, "expected a time"))
     }
 
-    /// Returns a time. Its value was checked when it was read.
+    /// Returns a time, or `None` if the setting is unset. The value was checked when it was read.
     pub(super) fn optional_time(&self, key: &str) -> Option<Duration> {
         self.0[key].value.as_ref().and_then(as_seconds).map(Duration::from_secs_f64)
     }
@@ -238,7 +238,7 @@ fn nearest(key: &str) -> Option<&'static str> {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let likeness = |known: &str| {
         if known.starts_with(&format!("{key}.")) {
-            return 1.0; // a value in place of a table: the first key of the table is the likely one
+            return 1.0; // A value stands in place of a table, and the first key of the table is the likely one.
         }
         let whole = strsim::normalized_damerau_levenshtein(key, known);
         // `timeout = 5` at the top level most likely means the setting in its table.
@@ -475,7 +475,7 @@ mod tests {
             let config = load(Case { file: "", env: &env, flags: &[] })?;
             let shown =
                 |v: &engine::op::SharedVolume| format!("{}>{}>{}", v.host.display(), v.inside.display(), v.read_only);
-            Ok::<_, ConfigError>(config.dialects.sessions.volumes.iter().map(shown).collect::<Vec<_>>().join(" "))
+            Ok::<_, ConfigError>(config.dialects.microsandbox.volumes.iter().map(shown).collect::<Vec<_>>().join(" "))
         };
         assert_eq!(volumes("/a:/b").unwrap(), "/a>/b>false");
         assert_eq!(volumes("/a:/b, /c:/d:ro").unwrap(), "/a>/b>false /c>/d>true");

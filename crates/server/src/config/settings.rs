@@ -1,29 +1,28 @@
-//! The only table of settings. Flags, their help, the keys of `sandpool.toml`, the environment page and `sandpool
-//! config` are all generated from it; a setting that is not here does not exist.
+//! The only table of settings. Flags, their help, the keys of `sandpool.toml`, the pages of settings and environment,
+//! and `sandpool config` are all generated from it. A setting that is not in the table does not exist.
 
 use std::sync::LazyLock;
 
 use dialects::{Dialect, Options};
 use engine::RealmConfig;
 
-/// One setting and all the ways to set it.
+/// One setting, with every way to set it.
 #[derive(Debug)]
 pub struct Setting {
-    /// Dotted name in `sandpool.toml`; also the name everywhere inside the program.
+    /// Dotted name in `sandpool.toml`, which is also its name inside the program.
     pub key: &'static str,
     pub kind: ValueKind,
     pub default: Fallback,
-    /// Name of the flag without `--`, and the placeholder of its value in the help; a switch takes no value.
+    /// Name of the flag without `--`, and the placeholder for its value in the help; empty for a switch.
     pub flag: Option<(&'static str, &'static str)>,
-    /// Environment variables, of which the first one that is set counts. Those after the first are the names that other
-    /// servers use.
+    /// Environment variables; the first one that is set counts. Those after the first are names that other servers use.
     pub env: &'static [&'static str],
     /// Whether the value is never shown and cannot be set in the configuration file.
     pub secret: bool,
     pub help: &'static str,
 }
 
-/// Type of a value. Strings from flags and the environment are parsed accordingly.
+/// The type of a value, by which strings from flags and the environment are parsed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ValueKind {
     Text,

@@ -56,8 +56,8 @@ impl Version {
         headers
     }
 
-    /// Returns whether a list of entity tags names this version, or `None` without the header. Our tag contains no
-    /// comma, so splitting the list at commas cannot miss it.
+    /// Returns whether the list of entity tags in a header names this version, or `None` if there is no such header.
+    /// Our tag contains no comma, so splitting the list at commas cannot miss it.
     fn is_in(&self, headers: &HeaderMap, name: HeaderName, weak: bool) -> Option<bool> {
         let mut lines = headers.get_all(name).iter().peekable();
         lines.peek()?;
@@ -74,9 +74,9 @@ impl Version {
         Some(self.modified? > date(headers.get(name)?)?)
     }
 
-    /// Evaluates `If-Range`: a part is useful only beside the same version. A date proves that the version is the same
-    /// only if the file cannot have changed again within that second.
-    fn is_the_one_in_hand(&self, headers: &HeaderMap, now: SystemTime) -> bool {
+    /// Evaluates `If-Range`, because a part is useful only to a client that has other parts of the same version. A date
+    /// proves that only if the file cannot have changed again within that second.
+    fn matches_if_range(&self, headers: &HeaderMap, now: SystemTime) -> bool {
         let Some(value) = headers.get(header::IF_RANGE) else { return true };
         if value.as_bytes() == self.etag.as_bytes() {
             return true;
@@ -104,7 +104,7 @@ pub(crate) fn decide(method: &Method, headers: &HeaderMap, version: &Version, si
     if known == Some(true) {
         return Decision::NotModified;
     }
-    if *method != Method::GET || !version.is_the_one_in_hand(headers, now) {
+    if *method != Method::GET || !version.matches_if_range(headers, now) {
         return Decision::Whole;
     }
     let mut ranges = headers.get_all(header::RANGE).iter();
@@ -114,8 +114,8 @@ pub(crate) fn decide(method: &Method, headers: &HeaderMap, version: &Version, si
     }
 }
 
-/// Evaluates one range. Several ranges or a malformed one are answered with the whole file, as the RFC allows, so that
-/// nothing has to be counted or kept for them.
+/// Evaluates one range. A request with several ranges or a malformed one gets the whole file, as the RFC allows, so
+/// that the server need not limit their number.
 fn part(range: &HeaderValue, size: u64) -> Decision {
     let spec = || {
         let (unit, spec) = range.to_str().ok()?.split_once('=')?;

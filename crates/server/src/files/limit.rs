@@ -1,4 +1,4 @@
-//! Limits the downloads at once: for one key, for one owner and in total.
+//! Limits how many downloads run at once: for one key, for one owner and in total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) struct Permits {
     running: Arc<Mutex<Running>>,
 }
 
-/// Running downloads by key and by owner; a key or owner without any has no entry.
+/// Running downloads by key and by owner. A key or an owner without downloads has no entry.
 #[derive(Default)]
 struct Running {
     keys: HashMap<String, usize>,

@@ -3,7 +3,7 @@
 //!
 //! The key is the permission, so no token is needed, and a wrong address gets the same answer as a file that does not
 //! exist. All content comes from a sandbox: a browser may save it, but must never show it as a page of this server.
-//! All but `EngineFiles` knows the engine only as a `Store`.
+//! Everything except `EngineFiles` knows the engine only as a `Store`.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -30,14 +30,14 @@ use conditions::{Decision, Version};
 pub(crate) use limit::DownloadLimits;
 use limit::{Permit, Permits};
 
-/// Bytes that are read at a time, and all that a download holds in memory.
+/// Bytes that are read at a time. A download never has more in memory.
 const PIECE: u64 = 256 * 1024;
 
 /// The source of files.
 trait Store: Send + Sync + 'static {
     type File: StoredFile;
 
-    /// Returns the owner used for download accounting, or `None` for a key that leads nowhere.
+    /// Returns the owner used for download accounting, or `None` for an unknown key.
     fn owner(&self, key: &str) -> Option<String>;
 
     fn open(&self, key: &str, path: &str) -> impl Future<Output = Result<Self::File, EngineError>> + Send;
@@ -79,18 +79,18 @@ impl StoredFile for LinkedFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     pub size: u64,
-    /// Nanoseconds since 1970; code in a sandbox can set this to any value.
+    /// Time of the last change in nanoseconds since 1970. Code in a sandbox can set it to any value.
     pub modified_ns: i64,
     pub inode: u64,
 }
 
 #[derive(Clone)]
 pub struct Settings {
-    /// If set, only links that it signed are served.
+    /// If there is a signer, only links that it signed are served.
     pub signer: Option<Signer>,
     pub(crate) limits: DownloadLimits,
-    /// Called for each file that is served.
-    pub(crate) given: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
+    /// Function that is called for each file that is served.
+    pub(crate) on_served: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
 }
 
 /// A file that is sent to a client that had its link.
@@ -103,12 +103,12 @@ pub(crate) struct ServedFile<'a> {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { signer: None, limits: DownloadLimits::default(), given: Arc::new(|_| ()) }
+        Self { signer: None, limits: DownloadLimits::default(), on_served: Arc::new(|_| ()) }
     }
 }
 
-/// Returns a router that has to be merged into another router, not nested, because addresses are read from the path as
-/// it was sent.
+/// Returns the router of the files. It has to be merged into another router, not nested, because addresses are read
+/// from the path as it was sent.
 pub fn router(engine: Engine, settings: Settings) -> Router {
     routes(EngineFiles(engine), settings)
 }
@@ -135,10 +135,10 @@ impl<S: Store> FileServer<S> {
     }
 
     async fn answer(&self, request: &Parts) -> Response<Body> {
-        self.found(request).await.unwrap_or_else(DownloadRefusal::response)
+        self.serve(request).await.unwrap_or_else(DownloadRefusal::response)
     }
 
-    async fn found(&self, request: &Parts) -> Result<Response<Body>, DownloadRefusal> {
+    async fn serve(&self, request: &Parts) -> Result<Response<Body>, DownloadRefusal> {
         if !matches!(request.method, Method::GET | Method::HEAD) {
             return Err(DownloadRefusal::Method);
         }
@@ -174,7 +174,7 @@ impl<S: Store> FileServer<S> {
             Body::empty()
         } else {
             let peer = request.extensions.get::<Peer>().map(|peer| peer.0);
-            (self.settings.given)(&ServedFile { key: &address.key, peer, bytes: bytes.end - bytes.start });
+            (self.settings.on_served)(&ServedFile { key: &address.key, peer, bytes: bytes.end - bytes.start });
             Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, _permit: permit }))
         };
         Ok(response(status, headers, body))
@@ -198,7 +198,7 @@ struct Download<F> {
     _permit: Permit,
 }
 
-/// Streams the file in pieces. The header has promised the length, so a piece that fails or is too short ends the
+/// Streams the file in pieces. The header has announced the length, so a piece that fails or is too short ends the
 /// connection: the client notices the short body, and two versions of a file are never mixed.
 fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Bytes, Broken>> + Send + 'static {
     try_unfold(download, |mut download| async move {
@@ -229,12 +229,12 @@ fn describe(headers: &mut HeaderMap, path: &str) {
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
 }
 
-/// Converts text that is plain by construction.
+/// Converts text that is valid in a header by construction.
 fn plain(text: String) -> HeaderValue {
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// Headers of every answer. Other sites may show the pictures, because there is no cookie whose use that could reveal.
+/// Headers of every answer. Other sites may embed the files, because no cookie is sent whose effect they could observe.
 const SAFE: [(HeaderName, &str); 4] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'"),

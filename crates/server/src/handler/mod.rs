@@ -1,6 +1,6 @@
-//! One MCP handler for every dialect and transport: it translates between rmcp's types and `Op` and `Outcome`.
+//! The one MCP handler for every dialect and transport. It translates between rmcp's types and `Op` and `Outcome`.
 //!
-//! The engine defines the behaviour, the dialect the wording; the crate `mcp` has the transports.
+//! The engine defines the behaviour, the dialect defines the wording, and the crate `mcp` has the transports.
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use dialects::{
 };
 use engine::Hold;
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm};
-use mcp::{Caller, ExtraMembers, MAX_ASIDE, Origin, Prepared, QueuedSignal, weight};
+use mcp::{Caller, ExtraMembers, MAX_UNSOLICITED, Origin, Prepared, QueuedSignal, weight};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
     CreateTaskResult, CustomRequest, CustomResult, DiscoverResult, ErrorCode, GetTaskParams, GetTaskResult,
@@ -33,7 +33,7 @@ mod progress;
 mod resources;
 mod tasks;
 
-/// The part of the engine that this module needs; tests replace it with a fake.
+/// The part of the engine that this module needs. Tests replace it with a fake.
 pub trait Execute: Send + Sync + 'static {
     fn execute<'a>(&'a self, call: &'a Call, op: Op) -> Executing<'a>;
 }
@@ -47,7 +47,7 @@ type McpResult<T> = Result<T, ErrorData>;
 /// How long a client may cache a list. The tool list of an endpoint never changes while the process lives.
 const LIST_TTL_MS: u64 = 300_000;
 
-/// What one endpoint offers: a dialect in one language, with the operator's options.
+/// The tools that one endpoint offers: a dialect in one language, with the operator's options.
 pub struct Surface {
     dialect: &'static Dialect,
     lang: Lang,
@@ -76,7 +76,7 @@ impl Surface {
             .with_cache_scope(CacheScope::Private)
     }
 
-    /// Returns the list as rmcp would encode it. It is encoded once.
+    /// Returns the list of tools as rmcp would encode it. The list is encoded once.
     fn listed(&self, modern: bool) -> Bytes {
         let listed = self.listed[usize::from(modern)].get_or_init(|| {
             let mut result = ServerResult::ListToolsResult(self.list());
@@ -127,25 +127,25 @@ impl McpServer {
     async fn call(&self, row: &'static ToolRow, args: Args, context: &McpContext) -> CallResult {
         let Surface { dialect, options, observer, .. } = &*self.surface;
         let (caller, origin) = (&self.caller, origin(context));
-        let watching = observer.begin(dialect.id, row.name);
+        let observed = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
         let (options, links) = (Options { show_host_paths, ..options.clone() }, self.links());
         let fence = fence();
-        let scene = RenderInput { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
+        let input = RenderInput { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
         let tenant = caller.tenant.0.clone();
         let end = |called: CallResult, facts, refused, cancelled| {
             let reply = match &called {
                 CallResult::Reply(reply) => Some(reply),
                 CallResult::Task(_) => None,
             };
-            let ended = Ended { tenant: &tenant, scene: &scene, origin: &origin, facts, reply, refused, cancelled };
-            watching.end(observer, ended);
+            let ended = Ended { tenant: &tenant, input: &input, origin: &origin, facts, reply, refused, cancelled };
+            observed.end(observer, ended);
             called
         };
-        let Lowered { op, render } = match small_unknown(row, &args).and_then(|()| (row.lower)(&args, &options)) {
+        let Lowered { op, render } = match check_unknown(row, &args).and_then(|()| (row.lower)(&args, &options)) {
             Ok(lowered) => lowered,
             Err(refused) => {
-                let reply = (dialect.refuse)(&scene, &refused);
+                let reply = (dialect.refuse)(&input, &refused);
                 return end(CallResult::Reply(reply), Facts::default(), true, false);
             }
         };
@@ -159,11 +159,11 @@ impl McpServer {
             Ok(tasks::CallDone::Task(task)) => end(CallResult::Task(task), Facts::default(), false, cancelled),
             Ok(tasks::CallDone::Outcome(outcome)) => {
                 let facts = Facts::of(&outcome);
-                end(CallResult::Reply(row.render(&scene, render, outcome)), facts, false, cancelled)
+                end(CallResult::Reply(row.render(&input, render, outcome)), facts, false, cancelled)
             }
             Err(error) => {
                 observer.failed(&error);
-                let reply = (row.render_error)(&scene, &error);
+                let reply = (row.render_error)(&input, &error);
                 end(CallResult::Reply(reply), Facts::default(), false, cancelled)
             }
         }
@@ -181,7 +181,7 @@ impl McpServer {
     }
 }
 
-/// Creates new marks for every answer: a page that knew their number could end its untrusted section itself.
+/// Creates new marks for every answer, because a page that knew their number could end its untrusted section itself.
 fn fence() -> Fence {
     Fence::new(uuid::Uuid::new_v4().simple().to_string())
 }
@@ -197,10 +197,10 @@ fn only_page(page: PageParams) -> McpResult<()> {
     }
 }
 
-/// Accepts arguments that the tool does not know, because they are ignored, but refuses them if they are large, because
-/// the server would have to carry them along.
-fn small_unknown(row: &ToolRow, args: &Args) -> Result<(), ArgError> {
-    let (most, mut all) = (MAX_ASIDE, 0);
+/// Refuses arguments that the tool does not know if they are large, because the server would have to keep them in
+/// memory. Small ones are ignored.
+fn check_unknown(row: &ToolRow, args: &Args) -> Result<(), ArgError> {
+    let (most, mut all) = (MAX_UNSOLICITED, 0);
     for (name, value) in args.iter().filter(|(name, _)| !row.knows(name)) {
         all += name.len() + weight(value);
         if all > most {
@@ -235,7 +235,7 @@ impl ServerHandler for McpServer {
         }
     }
 
-    /// Remembers the negotiated version for later requests instead of the requested one.
+    /// Negotiates the version and sets it as the client's version for later requests, in place of the requested one.
     async fn initialize(
         &self,
         mut request: InitializeRequestParams,
@@ -294,19 +294,19 @@ impl ServerHandler for McpServer {
             let message = format!("Unknown tool: {}", shown(&request.name));
             return Err(ErrorData::new(ErrorCode(self.surface.dialect.unknown_tool_code), message, None));
         };
-        let mut begun = context.extensions.get::<QueuedSignal>().cloned();
+        let mut queued = context.extensions.get::<QueuedSignal>().cloned();
         let mut call = pin!(self.call(row, request.arguments.unwrap_or_default(), &context));
         let called = poll_fn(|task| {
             let polled = call.as_mut().poll(task);
-            if let Some(QueuedSignal(begun)) = begun.take() {
-                begun.cancel();
+            if let Some(QueuedSignal(queued)) = queued.take() {
+                queued.cancel();
             }
             polled
         });
         match called.await {
             CallResult::Reply(Reply::Answer(answer)) => {
-                if let Some(beside) = context.extensions.get::<ExtraMembers>() {
-                    beside.put(answer.extra.clone());
+                if let Some(extra) = context.extensions.get::<ExtraMembers>() {
+                    extra.put(answer.extra.clone());
                 }
                 Ok(to_mcp(answer).into())
             }

@@ -1,7 +1,7 @@
-//! Progress notifications: output lines while a cell runs, and a sign of life when there are none.
+//! Sends progress notifications: output while a cell runs, and a sign of life when there is no output.
 //!
-//! They are sent only to a client that sent a progress token. Their rate and size are bounded; a slow client loses
-//! lines but never delays the cell.
+//! Only a client that sent a progress token gets them. Their rate and size are bounded; a slow client loses lines but
+//! never delays the cell.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long output is gathered before it is sent. Output at the end of a call is in the answer.
+/// How long output is gathered before it is sent. The answer contains the output at the end of a call.
 const PACE: Duration = Duration::from_millis(100);
 
 /// Interval between signs of life. TypeScript clients give up after 60 s without a message.
@@ -24,7 +24,7 @@ const ALIVE: Duration = Duration::from_secs(10);
 /// Maximum bytes of output in one notification; the result contains what does not fit.
 const MESSAGE: usize = 4096;
 
-/// Maximum number of events that wait to be sent; a run sends ten a second.
+/// Maximum number of events that wait to be sent. A run sends ten a second.
 const QUEUE: usize = 32;
 
 /// Maximum length of a progress token, which is echoed in every notification.
@@ -48,11 +48,11 @@ pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sende
     let Some(token) = context.meta.get_progress_token().filter(is_short) else { return (None, Reporter(None)) };
     let (sender, events) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
-    let way = match context.extensions.get::<Outlet>() {
+    let route = match context.extensions.get::<Outlet>() {
         Some(outlet) => ProgressRoute::Outlet(outlet.clone()),
         None => ProgressRoute::Peer(context.peer.clone()),
     };
-    let report = ProgressState { way, token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
+    let report = ProgressState { route, token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
     // After a cancellation the client no longer knows the token.
     let task = tokio::spawn(context.ct.clone().run_until_cancelled_owned(report.until(stop.clone(), events)));
     (Some(sender), Reporter(Some((task, stop.drop_guard()))))
@@ -71,7 +71,7 @@ enum ProgressRoute {
 }
 
 struct ProgressState {
-    way: ProgressRoute,
+    route: ProgressRoute,
     token: ProgressToken,
     count: u32,
     pending: String,
@@ -80,7 +80,7 @@ struct ProgressState {
 
 impl ProgressState {
     async fn until(mut self, stop: CancellationToken, mut events: mpsc::Receiver<Event>) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut open = true;
         loop {
             tokio::select! {
@@ -90,7 +90,7 @@ impl ProgressState {
                 },
                 () = sleep_until(self.due) => {
                     if self.pending.is_empty() {
-                        self.pending = format!("still running after {} s", begun.elapsed().as_secs());
+                        self.pending = format!("still running after {} s", started.elapsed().as_secs());
                     }
                     self.send().await;
                 }
@@ -118,7 +118,7 @@ impl ProgressState {
         let message = std::mem::take(&mut self.pending);
         let note = ProgressNotificationParam::new(self.token.clone(), f64::from(self.count))
             .with_message(message.strip_suffix('\n').unwrap_or(&message));
-        match &self.way {
+        match &self.route {
             ProgressRoute::Peer(peer) => drop(peer.notify_progress(note).await),
             ProgressRoute::Outlet(Outlet(notes)) => {
                 let note = ServerNotification::ProgressNotification(ProgressNotification::new(note));

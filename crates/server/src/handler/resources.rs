@@ -1,7 +1,7 @@
-//! Files as resources: converts `resources/*` requests to an `Op`, and the outcome to MCP's types.
+//! Serves files as resources. It converts `resources/*` requests to an `Op`, and the outcome to MCP's types.
 //!
 //! The address of a resource is the file's link, or `sandpool://files/<key>/<path>` where links cannot be made. The
-//! server never fetches an address: one that is not ours names no resource.
+//! server never fetches an address; an address that is not ours names no resource.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -24,7 +24,7 @@ const SCHEME: &str = "sandpool:/";
 pub(super) async fn list(server: &McpServer, context: &McpContext) -> McpResult<Vec<Resource>> {
     match execute(server, Op::RecentFiles, context).await {
         Ok(Outcome::Recent(files)) => Ok(listed(files, &server.links())),
-        Ok(_) => Err(another_kind()),
+        Ok(_) => Err(unexpected_outcome()),
         Err(error) => Err(ErrorData::internal_error(error.to_string(), None)),
     }
 }
@@ -48,7 +48,7 @@ async fn execute(server: &McpServer, op: Op, context: &McpContext) -> Result<Out
     server.engine.execute(&server.engine_call(context, EventSink::default()), op).await
 }
 
-fn another_kind() -> ErrorData {
+fn unexpected_outcome() -> ErrorData {
     ErrorData::internal_error("the engine gave another kind of answer than was asked for", None)
 }
 
@@ -70,11 +70,11 @@ fn resource(file: &RecentFile, links: &Links) -> Option<Resource> {
 
 /// Returns the address of a file, or `None` for a path that could not be requested again.
 fn uri(key: &str, path: &str, links: &Links) -> Option<String> {
-    links.to(key, path).or_else(|| own().to(key, path))
+    links.to(key, path).or_else(|| sandpool_links().to(key, path))
 }
 
-/// Returns settings for `sandpool:` addresses, which do not depend on where the server is.
-fn own() -> Links {
+/// Returns the settings for `sandpool:` addresses, which do not depend on the address of the server.
+fn sandpool_links() -> Links {
     Links { base: Some(SCHEME.into()), expiring: None }
 }
 
@@ -103,7 +103,7 @@ fn lower(uri: &str, links: &Links) -> McpResult<Op> {
 
 fn render(uri: &str, outcome: Outcome, links: &Links) -> McpResult<ReadResourceResult> {
     let Outcome::File { path, content, size, key } = outcome else {
-        return Err(another_kind());
+        return Err(unexpected_outcome());
     };
     if size > content.len() as u64 {
         return Err(too_large(&key, &path, links));

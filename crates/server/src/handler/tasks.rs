@@ -1,8 +1,8 @@
-//! The Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663), for clients that declare it. Other clients see
-//! nothing of it.
+//! Implements the Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663) for clients that declare it. Other
+//! clients never see a task.
 //!
-//! A task is a background run of the engine and nothing more. Its id is the run's id, which only its tenant can use,
-//! and its result is the tool's answer. This module keeps no state, so any connection of the tenant can ask.
+//! A task is a background run of the engine. Its id is the run's id, which only its tenant can use, and its result is
+//! the tool's answer. This module has no state, so any connection of the tenant can ask for a task.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Execute, McpContext, McpResult, McpServer, Surface, to_mcp};
 
 /// A call that ends within this time is answered in the ordinary way, because a task costs the client at least one more
-/// round.
+/// request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const POLL_INTERVAL_MS: u64 = 1000;
@@ -54,8 +54,8 @@ impl McpServer {
     }
 }
 
-/// Executes an operation. If `may_last` is set, it is the time limit of a run that names none, and a long run becomes a
-/// task.
+/// Executes an operation. If `may_last` is set, a long run becomes a task, and `may_last` is the timeout of a run that
+/// names none.
 pub(super) async fn execute(
     engine: &dyn Execute,
     call: &Call,
@@ -73,23 +73,23 @@ pub(super) async fn execute(
         (other, _) => return engine.execute(call, other).await.map(CallDone::Outcome),
     };
     match engine.execute(call, op).await? {
-        Outcome::Started(started) => begun(engine, call, started.run).await,
+        Outcome::Started(started) => wait_briefly(engine, call, started.run).await,
         other => Ok(CallDone::Outcome(other)),
     }
 }
 
 /// Waits briefly for the end of a run. Until the client has a task, cancelling the call cancels the run.
-async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDone, EngineError> {
+async fn wait_briefly(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDone, EngineError> {
     let progress = tokio::select! {
-        // Cancellation is checked first, because the same token also ends the look at the run.
+        // Cancellation is checked first, because the same token also ends the wait for the run.
         biased;
         () = call.cancel.cancelled() => {
             let call = Call { cancel: CancellationToken::new(), ..call.clone() };
             engine.execute(&call, Op::CancelRun { run }).await?;
             return Err(EngineError::Cancelled);
         }
-        progress = look(engine, call, run.clone(), PATIENCE) => match progress {
-            // There is no memory for the result at the moment. The client can ask for the task later.
+        progress = wait_run(engine, call, run.clone(), PATIENCE) => match progress {
+            // There is no memory for the result at the moment, so the client has to ask for the task later.
             Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(CallDone::Task(working(&run, unix_now(), unix_now()))),
             progress => progress?,
         },
@@ -100,7 +100,7 @@ async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDon
     }
 }
 
-async fn look(engine: &dyn Execute, call: &Call, run: String, wait: Duration) -> Result<RunProgress, EngineError> {
+async fn wait_run(engine: &dyn Execute, call: &Call, run: String, wait: Duration) -> Result<RunProgress, EngineError> {
     match engine.execute(call, Op::WaitRun { run, cursor: None, wait }).await? {
         Outcome::Progress(progress) => Ok(progress),
         _ => Err(EngineError::Sandbox("the engine gave another kind of answer than was asked for".into())),
@@ -130,7 +130,7 @@ fn last_line(output: &str) -> Option<String> {
 /// Answers `tasks/get`.
 pub(super) async fn get(server: &McpServer, id: String, context: &McpContext) -> McpResult<GetTaskResult> {
     let call = server.engine_call(context, EventSink::default());
-    let progress = look(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
+    let progress = wait_run(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
     let task = task(&progress);
     let payload = match &progress.end {
         None => TaskPayload::Working,
@@ -151,15 +151,15 @@ pub(super) async fn update(server: &McpServer, id: String, context: &McpContext)
     get(server, id, context).await.map(|_| ())
 }
 
-/// Returns the tool's answer.
+/// Renders the result of a task, which is the answer that the tool would give.
 fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Surface { dialect, options, links, .. } = surface;
     let Some(row) = dialect.background else { return Map::new() };
     let args = Args::from_iter([("run".to_owned(), progress.run.clone().into())]);
     let Ok(lowered) = (row.lower)(&args, options) else { return Map::new() };
     let (links, fence) = (links.at(unix_now()), super::fence());
-    let scene = RenderInput { tool: row.name, args: &args, options, links: &links, fence: &fence };
-    let Reply::Answer(answer) = row.render(&scene, lowered.render, Outcome::Progress(progress)) else {
+    let input = RenderInput { tool: row.name, args: &args, options, links: &links, fence: &fence };
+    let Reply::Answer(answer) = row.render(&input, lowered.render, Outcome::Progress(progress)) else {
         return Map::new();
     };
     match serde_json::to_value(to_mcp(answer)) {
@@ -168,7 +168,7 @@ fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     }
 }
 
-/// Converts an error. Another tenant's task gets exactly the same answer as an absent one.
+/// Converts an error. A task of another tenant gets exactly the same answer as an absent one.
 fn refused(error: EngineError) -> ErrorData {
     match error {
         EngineError::RunNotFound(id) => ErrorData::invalid_params(format!("task not found: {}", shown(&id)), None),

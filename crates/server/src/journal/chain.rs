@@ -29,7 +29,7 @@ pub(crate) fn head_path(dir: &Path) -> PathBuf {
 pub(crate) struct ChainKey(hmac::Key);
 
 impl ChainKey {
-    /// Reads the key, and creates it on first use.
+    /// Reads the key. On first use, this creates it.
     pub(crate) fn take(path: &Path) -> io::Result<Self> {
         persistent_secret::take(path).map(|secret| Self::new(&secret))
     }
@@ -42,7 +42,7 @@ impl ChainKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// Completes a line, given as a JSON object without `mac`, with the code of its content, and returns the code.
+    /// Adds the code of its content to the line that begins at `begin`, a JSON object without `mac`. Returns the code.
     pub(crate) fn close(&self, line: &mut Vec<u8>, begin: usize) -> String {
         let mac = hex(hmac::sign(&self.0, &line[begin..]).as_ref());
         line.pop_if(|last| *last == b'}');
@@ -50,7 +50,7 @@ impl ChainKey {
         mac
     }
 
-    /// Returns whether the line is as it was written.
+    /// Returns whether a line is as a server with this key wrote it.
     pub(crate) fn fits(&self, line: &[u8], mac: &str) -> bool {
         let Some(body) = line.strip_suffix(format!("{MAC}{mac}\"}}").as_bytes()) else { return false };
         let body = [body, b"}"].concat();
@@ -73,7 +73,7 @@ pub(crate) struct ChainLink {
     /// last whole line.
     pub count: Option<u64>,
     pub after: Option<String>,
-    /// In an `expired` entry: the last line that was deleted because of its age.
+    /// In an `expired` entry, the number of the last line that was deleted because of its age.
     pub through: Option<u64>,
     pub mac: Option<String>,
 }
@@ -89,7 +89,7 @@ impl ChainLink {
     }
 }
 
-/// End of the chain: the number of the last line, and its code.
+/// The end of the chain: the number of the last line, and its code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     pub seq: u64,
@@ -97,17 +97,18 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Writes the note of the head, replacing the old one atomically.
-    pub(crate) fn note(&self, path: &Path) -> io::Result<()> {
-        let half = path.with_extension("head-new");
+    /// Writes the note of the head and replaces the old one atomically.
+    pub(crate) fn write_note(&self, path: &Path) -> io::Result<()> {
+        let temporary = path.with_extension("head-new");
         let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&half)?;
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         io::Write::write_all(&mut file, format!("{} {}\n", self.seq, self.hash).as_bytes())?;
         file.sync_data()?;
-        std::fs::rename(&half, path)
+        std::fs::rename(&temporary, path)
     }
 
-    pub(crate) fn noted(path: &Path) -> io::Result<Option<Self>> {
+    /// Reads the note of the head. Returns `None` if there is no note.
+    pub(crate) fn read_note(path: &Path) -> io::Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,

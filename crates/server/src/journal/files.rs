@@ -12,11 +12,11 @@ use crate::digest::sha256;
 /// Maximum length of a journal line; longer lines are treated as damaged.
 pub(crate) const LONGEST_LINE: u64 = 1 << 20;
 
-/// Hash that the very first line has for the line before.
+/// The `prev` of the very first line, which follows no other line.
 pub(crate) const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Name of a journal file: `2026-11-16.jsonl`, then `2026-11-16-2.jsonl`. Names sort in the order in which the files
-/// were written.
+/// The name of a journal file: `2026-11-16.jsonl`, then `2026-11-16-2.jsonl`. Names sort in the order in which the
+/// files were written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name {
     pub day: String,

@@ -64,7 +64,7 @@ pub(crate) struct JournalEntry {
     pub context: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// Browser action, or the site that was opened.
+    /// Browser action, and the site that was opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub did: Option<String>,
     /// Arguments by name, with the size of each; see [`sizes`].
@@ -81,7 +81,7 @@ pub(crate) struct JournalEntry {
     pub request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<SocketAddr>,
-    /// Number of lost entries in a `gap`; number of bytes in a `torn`.
+    /// Number of lost entries in a `gap`, of bytes in a `torn`, and of refused requests in a `denied`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,10 +89,10 @@ pub(crate) struct JournalEntry {
     /// Arguments and results, recorded only if the operator asked for them; see [`Journal::wants_contents`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Value>,
-    /// In a `torn` entry: the code of the last whole line.
+    /// In a `torn` entry, the code of the last whole line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// In an `expired` entry: the last line that was deleted because of its age.
+    /// In an `expired` entry, the number of the last line that was deleted because of its age.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub through: Option<u64>,
 }
@@ -183,7 +183,7 @@ pub(crate) struct Journal {
     contents: bool,
 }
 
-/// Numbers of entries that were lost.
+/// Counters of the entries that were lost.
 #[derive(Default)]
 struct Counts {
     /// Lost entries that no `gap` reports yet.
@@ -216,9 +216,9 @@ impl Journal {
         let (queue, messages) = sync_channel(config.queue.clamp(1, most));
         let (counts, contents) = (Arc::<Counts>::default(), config.contents);
         let mut writer = Writer::open(config, SystemTime::now())?;
-        let told = counts.clone();
+        let shared = counts.clone();
         let thread = std::thread::Builder::new().name("journal".into());
-        thread.spawn(move || write_on(&mut writer, &messages, &told)).map_err(JournalError::Thread)?;
+        thread.spawn(move || write_loop(&mut writer, &messages, &shared)).map_err(JournalError::Thread)?;
         Ok(Self { queue, counts, contents })
     }
 
@@ -264,15 +264,15 @@ const TOGETHER: usize = 64;
 /// Minimum time between two `gap` entries, so that under a flood one line reports many lost entries.
 const GAP_PAUSE: Duration = Duration::from_secs(1);
 
-fn write_on(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Counts) {
-    let mut told: Option<Instant> = None;
+fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Counts) {
+    let mut gap_tried: Option<Instant> = None;
     let mut tidied = Instant::now();
     loop {
-        // This also happens when there is always something to write.
+        // The check stands before the wait, because there may always be something to write.
         if tidied.elapsed() >= IDLE {
             tidied = Instant::now();
-            let written = tell_gap(writer, counts).and_then(|()| writer.sync());
-            after(written, writer, counts, 0);
+            let written = write_gap(writer, counts).and_then(|()| writer.sync());
+            note_result(written, writer, counts, 0);
             writer.expire(SystemTime::now());
         }
         let mut closing = None;
@@ -292,23 +292,23 @@ fn write_on(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Co
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                let _ = tell_gap(writer, counts).and_then(|()| writer.sync());
+                let _ = write_gap(writer, counts).and_then(|()| writer.sync());
                 return;
             }
         }
         if !entries.is_empty() {
             let mut written = Ok(());
-            if counts.unwritten() > 0 && told.is_none_or(|told| told.elapsed() >= GAP_PAUSE) {
-                told = Some(Instant::now());
-                written = tell_gap(writer, counts);
+            if counts.unwritten() > 0 && gap_tried.is_none_or(|at| at.elapsed() >= GAP_PAUSE) {
+                gap_tried = Some(Instant::now());
+                written = write_gap(writer, counts);
             }
             let all = entries.iter().map(|(time, entry)| (*time, &**entry));
             let written = written.and_then(|()| writer.append_all(all));
-            after(written, writer, counts, entries.len() as u64);
+            note_result(written, writer, counts, entries.len() as u64);
         }
         if let Some(done) = closing {
-            let written = tell_gap(writer, counts).and_then(|()| writer.sync());
-            after(written, writer, counts, 0);
+            let written = write_gap(writer, counts).and_then(|()| writer.sync());
+            note_result(written, writer, counts, 0);
             let _ = done.send(());
             return;
         }
@@ -316,7 +316,7 @@ fn write_on(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Co
 }
 
 /// Records how many entries are missing around this point.
-fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
+fn write_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
     let missing = counts.unwritten();
     if missing == 0 {
         return Ok(());
@@ -330,7 +330,7 @@ fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
 }
 
 /// Counts entries that could not be written, and logs the beginning and the end of the failure once each.
-fn after(written: std::io::Result<()>, writer: &mut Writer, counts: &Counts, entries: u64) {
+fn note_result(written: std::io::Result<()>, writer: &mut Writer, counts: &Counts, entries: u64) {
     match written {
         Ok(()) => {
             if std::mem::take(&mut writer.failing) {
@@ -444,7 +444,7 @@ mod tests {
         assert_eq!(journal.lost(), 6);
         let closing = journal.clone();
         let closer = std::thread::spawn(move || closing.close());
-        write_on(&mut writer, &messages, &journal.counts);
+        write_loop(&mut writer, &messages, &journal.counts);
         closer.join().unwrap();
         let lines = read(&dir.0.join("journal"));
         assert_eq!(lines.len(), 5);
@@ -462,8 +462,8 @@ mod tests {
         let mut writer = Writer::open(JournalConfig::new(dir.0.join("journal")), SystemTime::now()).unwrap();
         let counts = Counts::default();
         let write = |writer: &mut Writer, tool: &str| {
-            let written = tell_gap(writer, &counts).and_then(|()| writer.append(SystemTime::now(), &call(tool)));
-            after(written, writer, &counts, 1);
+            let written = write_gap(writer, &counts).and_then(|()| writer.append(SystemTime::now(), &call(tool)));
+            note_result(written, writer, &counts, 1);
         };
         write(&mut writer, "before");
         let real = writer.swap_file(std::fs::OpenOptions::new().append(true).open("/dev/full").unwrap());

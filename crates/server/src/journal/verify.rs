@@ -15,7 +15,7 @@ use super::files::{GENESIS, hash, list, next_line};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VerifyReport {
     pub files: Vec<FileReport>,
-    /// Code of the last whole line, to be noted for the next verification.
+    /// Code of the last whole line. The operator can store it for the next verification.
     pub head: Option<String>,
     /// Whether the last line has no end, because a server is writing it or stopped while it did.
     pub unfinished: bool,
@@ -41,11 +41,11 @@ pub(crate) struct FileReport {
     pub broken: Option<(u64, String)>,
 }
 
-/// Verifies all files of a directory with the key at `key`. `noted` is a head of an earlier time, which still has to be
-/// there.
+/// Verifies all files of a directory with the key at `key`. `noted` is a head from an earlier time, which the journal
+/// still has to contain.
 pub(crate) fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
-    // The note is read first, because a running server continues to write meanwhile.
-    let newest = Head::noted(&head_path(dir))?;
+    // The note is read first, because a running server may write further lines meanwhile.
+    let newest = Head::read_note(&head_path(dir))?;
     let mut walk = Walk { key: ChainKey::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };
     let names = list(dir)?;
     let mut files = Vec::new();
@@ -71,7 +71,7 @@ struct Walk<'a> {
     torn: Option<(String, u64)>,
     noted: Option<&'a str>,
     seen: bool,
-    /// The server's note of its newest line.
+    /// The head that the server noted last.
     newest: Option<&'a Head>,
     newest_seen: bool,
     old_form: u64,
@@ -110,9 +110,9 @@ impl Walk<'_> {
     fn line(&mut self, line: &[u8]) -> Result<Option<u64>, String> {
         let torn = self.torn.take();
         let Some(link) = ChainLink::parse(line) else {
-            let explained = torn.is_none();
+            let first = torn.is_none();
             self.torn = Some((hash(line), line.len() as u64));
-            return if explained { Ok(None) } else { Err(NOT_A_LINE.into()) };
+            return if first { Ok(None) } else { Err(NOT_A_LINE.into()) };
         };
         let head = link.head(line);
         self.seen |= self.noted == Some(&head.hash);
@@ -131,7 +131,7 @@ impl Walk<'_> {
     fn authentic(&mut self, line: &[u8], link: &ChainLink) -> Result<(), String> {
         let Some(mac) = &link.mac else {
             self.old_form += 1;
-            return if self.keyed == 0 { Ok(()) } else { Err(format!("line {} has no code of its own", link.seq)) };
+            return if self.keyed == 0 { Ok(()) } else { Err(format!("line {} has no code", link.seq)) };
         };
         if self.before.is_none() {
             self.first = Some(link.seq);
@@ -200,12 +200,12 @@ fn follows(before: Option<&Head>, link: &ChainLink) -> Result<(), String> {
 }
 
 fn after_torn(before: Option<&Head>, link: &ChainLink, torn: &str, bytes: u64) -> Result<(), String> {
-    let tells = link.event == "torn" && link.prev == torn && link.count == Some(bytes);
+    let explains = link.event == "torn" && link.prev == torn && link.count == Some(bytes);
     let after = match before {
         Some(before) => link.after.as_ref() == Some(&before.hash) && link.seq == before.seq + 1,
         None => link.after.is_some(),
     };
-    if tells && after { Ok(()) } else { Err("the line before is not a line of the journal".into()) }
+    if explains && after { Ok(()) } else { Err("the line before is not a line of the journal".into()) }
 }
 
 #[cfg(test)]
@@ -483,7 +483,7 @@ mod tests {
             let prev = &lines[2].split_once("\"mac\":\"").unwrap().1[..64];
             lines[3] = format!(r#"{{"time":"2126-11-18T00:00:00.000Z","seq":12,"prev":"{prev}","event":"call"}}"#);
         });
-        assert_eq!(kept.broken(), one(2, 4, "line 12 has no code of its own"));
+        assert_eq!(kept.broken(), one(2, 4, "line 12 has no code"));
     }
 
     #[test]

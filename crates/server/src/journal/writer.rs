@@ -17,7 +17,7 @@ use super::{JournalConfig, JournalEntry};
 pub(crate) enum JournalError {
     #[error("cannot open the journal in `{dir}`")]
     Open { dir: PathBuf, source: io::Error },
-    #[error("another server writes the journal in `{dir}`; give this one a `--state-dir` of its own")]
+    #[error("another server writes the journal in `{dir}`; give this one another `--state-dir`")]
     InUse { dir: PathBuf },
     #[error("cannot start the journal's thread")]
     Thread(#[source] io::Error),
@@ -41,14 +41,14 @@ pub(crate) struct Writer {
     unsynced: bool,
     key: ChainKey,
     head: Head,
-    /// Number of the head that was logged last, and the time of that.
-    told: (u64, Instant),
+    /// Number of the head that was logged last, and when it was logged.
+    logged_head: (u64, Instant),
     expired_on: String,
     /// Whether the last write failed.
     pub failing: bool,
-    /// Reason of the last failure, until a `gap` reports it.
+    /// Reason for the last failure, until a `gap` reports it.
     pub why: Option<String>,
-    /// Lock of the directory, held as long as this server writes there.
+    /// Lock of the directory, which this server keeps as long as it writes there.
     _lock: File,
 }
 
@@ -60,12 +60,12 @@ impl Writer {
             io::ErrorKind::WouldBlock => JournalError::InUse { dir: dir.clone() },
             _ => opened(error),
         })?;
-        let mut writer = Self::take_up(config, now, lock).map_err(opened)?;
+        let mut writer = Self::resume(config, now, lock).map_err(opened)?;
         writer.expire(now);
         Ok(writer)
     }
 
-    fn take_up(config: JournalConfig, now: SystemTime, lock: File) -> io::Result<Self> {
+    fn resume(config: JournalConfig, now: SystemTime, lock: File) -> io::Result<Self> {
         let names = list(&config.dir)?;
         let newest = names.last().cloned();
         // A clock that was set back must not put new lines before old ones.
@@ -82,7 +82,7 @@ impl Writer {
             unsynced: false,
             key,
             head,
-            told: (0, Instant::now()),
+            logged_head: (0, Instant::now()),
             expired_on: String::new(),
             failing: false,
             why: None,
@@ -94,15 +94,16 @@ impl Writer {
         for (name, rest) in unfinished {
             writer.close_off(&name, &rest, now)?;
         }
-        writer.tell_head();
+        writer.log_head();
         Ok(writer)
     }
 
-    /// Reports lines that were cut while no server ran. The next line follows the noted one, so that `verify` shows the
-    /// gap from then on. It also writes the first note, so that a missing note is noticed later.
+    /// Compares the end of the journal with the note, and reports lines that were cut while no server ran. The next
+    /// line then follows the noted one, so that `verify` shows the gap from then on. If there is no note, this writes
+    /// the first one, so that a missing note is noticed later.
     fn compare_note(&mut self) -> io::Result<()> {
         let path = head_path(&self.config.dir);
-        match Head::noted(&path) {
+        match Head::read_note(&path) {
             Ok(Some(noted)) if noted.seq > self.head.seq => {
                 tracing::error!(
                     "the journal ends at line {}, but line {} was written: lines were removed (`sandpool journal verify`)",
@@ -116,23 +117,23 @@ impl Writer {
                 if self.head.seq > 0 {
                     tracing::error!("the journal's record of its last line is missing: lines may have been removed");
                 }
-                self.head.note(&path)?;
+                self.head.write_note(&path)?;
             }
             Err(error) => tracing::warn!("the journal's head cannot be read: {error}"),
         }
         Ok(())
     }
 
-    /// Writes the head to the log, which may be stored elsewhere, for `verify --head`.
-    fn tell_head(&mut self) {
-        if self.head.seq > self.told.0 {
+    /// Logs the head for `verify --head`, because the log may be stored on another machine.
+    fn log_head(&mut self) {
+        if self.head.seq > self.logged_head.0 {
             tracing::info!(seq = self.head.seq, head = self.head.hash, "journal");
         }
-        self.told = (self.head.seq, Instant::now());
+        self.logged_head = (self.head.seq, Instant::now());
     }
 
-    /// Finds the newest line, after which this server continues. Returns the unfinished lines after it with their
-    /// files, oldest first.
+    /// Finds the newest line, after which this server continues. Returns the unfinished lines after it, each with the
+    /// name of its file, oldest first.
     fn find_end(&mut self, names: &[Name]) -> io::Result<Vec<(Name, Vec<u8>)>> {
         let mut unfinished = Vec::new();
         for name in names.iter().rev() {
@@ -147,12 +148,12 @@ impl Writer {
         Ok(unfinished)
     }
 
-    /// Ends the unfinished line, which stays there for inspection, and continues the chain after it.
+    /// Ends an unfinished line, which stays in the file for inspection, and continues the chain after it.
     fn close_off(&mut self, name: &Name, rest: &[u8], now: SystemTime) -> io::Result<()> {
         tracing::warn!("the journal ends in an unfinished line of {} bytes; a new line follows it", rest.len());
         let current = self.name.clone();
         if *name != current {
-            self.turn_to(name.clone())?;
+            self.switch_to(name.clone())?;
         }
         self.file.write_all(b"\n")?;
         self.length = self.file.metadata()?.len();
@@ -161,7 +162,7 @@ impl Writer {
             let before = std::mem::replace(&mut self.head.hash, hash(rest));
             self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
         }
-        if *name != current { self.turn_to(current) } else { Ok(()) }
+        if *name != current { self.switch_to(current) } else { Ok(()) }
     }
 
     /// Appends one line, completely or not at all.
@@ -178,9 +179,9 @@ impl Writer {
         let Some((first, _)) = entries.peek() else { return Ok(()) };
         let today = day(SystemTime::now().max(*first));
         if today > self.name.day {
-            self.turn_to(Name { day: today, part: 1 })?;
+            self.switch_to(Name { day: today, part: 1 })?;
         } else if self.length >= self.config.file_bytes {
-            self.turn_to(self.name.next())?;
+            self.switch_to(self.name.next())?;
         }
         self.append_here(entries)
     }
@@ -206,9 +207,9 @@ impl Writer {
         Ok(())
     }
 
-    fn turn_to(&mut self, name: Name) -> io::Result<()> {
+    fn switch_to(&mut self, name: Name) -> io::Result<()> {
         self.sync()?;
-        self.tell_head();
+        self.log_head();
         let file = open_file(&self.config.dir, &name)?;
         self.length = file.metadata()?.len();
         (self.file, self.name) = (file, name);
@@ -220,15 +221,15 @@ impl Writer {
             self.file.sync_data()?;
             self.unsynced = false;
             // The note is written after the lines, so that a crash never leaves a note of lines that do not exist.
-            self.head.note(&head_path(&self.config.dir))?;
+            self.head.write_note(&head_path(&self.config.dir))?;
         }
-        if self.told.1.elapsed() >= TELL {
-            self.tell_head();
+        if self.logged_head.1.elapsed() >= LOG_HEAD_INTERVAL {
+            self.log_head();
         }
         Ok(())
     }
 
-    /// Deletes the days that have expired. It does so at most once a day.
+    /// Deletes the files of expired days. It does so at most once a day.
     pub(crate) fn expire(&mut self, now: SystemTime) {
         let today = day(now);
         if self.expired_on == today {
@@ -245,8 +246,8 @@ impl Writer {
         // The expiry is recorded before the files are deleted: a missing beginning without such a record was cut.
         if through > 0 {
             // The file of an earlier day must not end with a line of today, because it would not expire in time.
-            let told = self.append(now, &JournalEntry::expired(through)).and_then(|()| self.sync());
-            if let Err(error) = told {
+            let recorded = self.append(now, &JournalEntry::expired(through)).and_then(|()| self.sync());
+            if let Err(error) = recorded {
                 tracing::warn!("cannot delete expired files of the journal: {error}");
                 return;
             }
@@ -275,7 +276,7 @@ impl Writer {
 }
 
 /// Interval at which the head is logged if it has changed.
-const TELL: Duration = Duration::from_secs(3600);
+const LOG_HEAD_INTERVAL: Duration = Duration::from_secs(3600);
 
 fn lock(dir: &Path) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

@@ -1,5 +1,5 @@
-//! The log format for people. Lines that the documents print appear exactly as there; all others appear in tracing's
-//! usual form.
+//! The log format for people. Lines that a dialect's document prescribes appear exactly as it prints them; all others
+//! appear in tracing's usual form.
 
 use std::fmt::{self, Write};
 
@@ -35,7 +35,7 @@ where
     }
 }
 
-/// Writes only the message, because the lines of the documents have no fields.
+/// Writes only the message, because the lines that documents prescribe have no fields.
 struct MessageVisitor<'a, 'w>(&'a mut Writer<'w>, fmt::Result);
 
 impl Visit for MessageVisitor<'_, '_> {

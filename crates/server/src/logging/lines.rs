@@ -17,10 +17,10 @@ use text::cut;
 
 use super::escape::escaped;
 
-/// Target of these lines. As of those of the transport, the human format prints only their messages.
+/// Tracing target of these lines. The human format prints only their messages, as it does for the transport's lines.
 pub(crate) const MCP_LOG: &str = "sandpool::mcp";
-/// Target of the lines about the server's start. The human format prints them with their level, as the `agentrun`
-/// document does.
+/// Tracing target of the lines about the server's start. The human format prints them with their level, as the
+/// `agentrun` document does.
 pub(crate) const STARTUP_LOG: &str = "sandpool::startup";
 
 /// Maximum number of characters of one client value in a line.
@@ -28,9 +28,9 @@ const SHOWN: usize = 64;
 /// Maximum number of characters of a body in a line.
 const BODY_SHOWN: usize = 4000;
 
-/// Lines that `conversation` logs about a request on its way through the server, in the order of
-/// docs/dialects/conversation.md. `MoreFiles` counts those beyond the first few. `CompletedWithError` is a call that
-/// succeeded although the code that it ran failed.
+/// The lines that `conversation` logs about a request on its way through the server, in the order of
+/// docs/dialects/conversation.md. `MoreFiles` counts the files beyond the first few. `CompletedWithError` is a call
+/// that succeeded although the code that it ran failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum McpLine<'a> {
     Incoming { method: &'a str, id: &'a Value },
@@ -56,7 +56,7 @@ pub(crate) enum McpLine<'a> {
     Failed { tool: &'a str, code: &'a str },
 }
 
-/// Sizes of a `sandbox.run_code`, without its code or any value of its environment.
+/// Facts about a `sandbox.run_code`, without its code or any value of its environment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunCode<'a> {
     pub conversation: &'a str,
@@ -73,7 +73,7 @@ impl McpLine<'_> {
     }
 }
 
-/// Returns the lines before a run, after its arguments were read.
+/// Returns the lines that are logged before a run, after its arguments were read.
 pub(crate) fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str) -> [McpLine<'a>; 5] {
     [
         McpLine::RunCode(run),
@@ -84,11 +84,11 @@ pub(crate) fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &
     ]
 }
 
-/// Maximum number of files that one call names in the log, because code in a sandbox must not decide how much is
+/// Maximum number of files that the log names for one call, because code in a sandbox must not decide how much is
 /// logged.
 const NAMED_FILES: usize = 5;
 
-/// Returns the lines after a run; `files` are pairs of name and URL.
+/// Returns the lines that are logged after a run. `files` are pairs of name and URL.
 pub(crate) fn run_code_ended<'a>(
     success: bool,
     exit_code: i32,
@@ -195,7 +195,8 @@ pub(crate) fn log_refused(peer: SocketAddr, message: &str, count: u64) {
     }
 }
 
-/// Line that `workbench` logs for each call: tool, duration, shortened and redacted key arguments, error code, sandbox.
+/// The line that `workbench` prescribes for each call: tool, duration, shortened and redacted key arguments, error
+/// code, sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToolLine<'a> {
     pub tool: &'a str,
@@ -285,8 +286,8 @@ fn head(secret: &str, most: usize) -> String {
     format!("{}...", escaped(&head))
 }
 
-/// Returns where an address leads, without anything that may be secret or content of a page: neither path nor query,
-/// and of `data:` only the scheme.
+/// Returns the scheme and host of an address. The path and the query are left out, because they may contain a secret or
+/// content of a page; for a `data:` address only the scheme remains.
 pub(crate) fn site(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, after)) => {

@@ -1,5 +1,4 @@
-//! Logs go to stderr: for people, in the words of the documents where they prescribe them, or as JSON lines for
-//! machines.
+//! Logs go to stderr, either for people, in the wording that the documents prescribe, or as JSON lines for machines.
 //!
 //! This module sets up the subscriber and formats lines. The callers decide what is worth a line; the wording of the
 //! documents is in [`lines`].
@@ -33,8 +32,8 @@ pub(crate) enum LogError {
     Start(#[from] TryInitError),
 }
 
-/// Sends all log lines to stderr from now on, because stdout belongs to the protocol. `colour` applies only to the
-/// human format.
+/// Sends all further log lines to stderr, because stdout belongs to the protocol. `colour` applies only to the human
+/// format.
 pub(crate) fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
     let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);

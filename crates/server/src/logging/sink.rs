@@ -24,8 +24,8 @@ const LAST: Duration = Duration::from_secs(1);
 
 static QUEUE: OnceLock<Queue> = OnceLock::new();
 
-/// Starts a thread that writes from now on. Before that, each line is written by the thread that logs it, because a
-/// process has to do some things before it has any threads.
+/// Starts the thread that writes all further lines. Before that, the thread that logs a line writes it, because the
+/// launcher has to be started while the process has only one thread.
 pub(crate) fn detach() {
     let lost = |count| tracing::warn!("{count} lines of the log were lost: nobody reads stderr");
     if QUEUE.get().is_none()
@@ -35,14 +35,14 @@ pub(crate) fn detach() {
     }
 }
 
-/// Returns when all lines logged so far are written, or when that has failed.
+/// Waits until all lines logged so far are written, but no longer than `LAST`.
 pub(crate) fn finish() {
     if let Some(queue) = QUEUE.get() {
         queue.finish(LAST);
     }
 }
 
-/// Writer that takes one whole line at a time.
+/// A writer that takes one whole line at a time.
 pub(crate) struct Stderr;
 
 impl Write for Stderr {
@@ -66,17 +66,17 @@ struct Queue {
 
 enum SinkCommand {
     Line(Vec<u8>),
-    /// Signals that everything before this command has been written.
+    /// Asks for a signal when everything before this command has been written.
     Written(SyncSender<()>),
 }
 
 impl Queue {
-    fn start(mut out: impl Write + Send + 'static, tell: impl Fn(u64) + Send + 'static) -> io::Result<Self> {
+    fn start(mut out: impl Write + Send + 'static, report: impl Fn(u64) + Send + 'static) -> io::Result<Self> {
         let (messages, received) = sync_channel(MOST);
         let lost = Arc::<AtomicU64>::default();
         let missing = lost.clone();
         std::thread::Builder::new().name("log".into()).spawn(move || {
-            let mut told: Option<Instant> = None;
+            let mut reported: Option<Instant> = None;
             let mut lines = Vec::new();
             while let Ok(first) = received.recv() {
                 std::thread::sleep(GATHER);
@@ -96,9 +96,9 @@ impl Queue {
                 if let Some(done) = written {
                     let _ = done.send(());
                 }
-                if missing.load(Ordering::Relaxed) > 0 && told.is_none_or(|told| told.elapsed() >= PAUSE) {
-                    told = Some(Instant::now());
-                    tell(missing.swap(0, Ordering::Relaxed));
+                if missing.load(Ordering::Relaxed) > 0 && reported.is_none_or(|at| at.elapsed() >= PAUSE) {
+                    reported = Some(Instant::now());
+                    report(missing.swap(0, Ordering::Relaxed));
                 }
             }
         })?;
@@ -111,7 +111,7 @@ impl Queue {
         }
     }
 
-    /// Waits until everything before this call is written, also if the queue is full at first.
+    /// Waits at most `patience` until everything before this call is written, also if the queue is full at first.
     fn finish(&self, patience: Duration) {
         let end = Instant::now() + patience;
         let (done, written) = sync_channel(1);

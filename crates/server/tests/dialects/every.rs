@@ -167,7 +167,7 @@ fn right(field: &Field) -> Value {
         // A name, a path, code, and base64 all the same.
         FieldKind::Text => json!(field.choices.first().unwrap_or(&"YWFh")),
         FieldKind::Flag => json!(false),
-        FieldKind::Whole | FieldKind::Number => json!(1),
+        FieldKind::Whole => json!(1),
         FieldKind::TextList => json!(["a"]),
         FieldKind::TextMap => json!({ "A": "a" }),
     }
@@ -188,7 +188,7 @@ fn wrong(dialect: &Dialect, row: &ToolRow, field: &Field) -> Vec<Value> {
             }
         }
         FieldKind::Flag => values.extend([json!(0), json!(1), json!("true"), json!(""), json!([]), json!({})]),
-        FieldKind::Whole | FieldKind::Number => {
+        FieldKind::Whole => {
             values.extend([json!("1"), json!(""), json!(-1), json!(1e300), json!(true), json!([]), json!({})]);
             if field.kind == FieldKind::Whole {
                 values.push(json!(1.5));

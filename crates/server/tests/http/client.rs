@@ -96,7 +96,7 @@ impl Server {
             options,
             counters: counters.clone(),
             log: server::logging::lines::log_http,
-            gate: Arc::new(TestGate::default()),
+            authenticator: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
             default: "toy".into(),
             routes: axum::Router::new().route("/healthz", get(async || "ok")),

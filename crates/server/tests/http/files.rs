@@ -56,7 +56,7 @@ impl Service {
             counters: Default::default(),
             log: |_| {},
             options: HttpOptions::default(),
-            gate: Arc::new(TestGate::default()),
+            authenticator: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("agentrun".to_owned(), endpoint)]),
             default: "agentrun".into(),
             routes: files::router(service.engine.clone(), settings),

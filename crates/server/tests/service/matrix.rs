@@ -37,7 +37,7 @@ fn value(field: &Field) -> Value {
         ("args", _) => json!([]),
         (_, FieldKind::Text) => "x".into(),
         (_, FieldKind::Flag) => true.into(),
-        (_, FieldKind::Whole | FieldKind::Number) => 1.into(),
+        (_, FieldKind::Whole) => 1.into(),
         (_, FieldKind::TextList) => json!(["x"]),
         (_, FieldKind::TextMap) => json!({ "X": "x" }),
     }

@@ -1,5 +1,5 @@
-//! `sandpool doctor`: reports what this machine can do: every isolation layer, runtime and limit, and what sandboxes
-//! may reach, with its state, the reason, and what to do.
+//! `sandpool doctor` reports what this machine can do: the state of every isolation layer, runtime and limit, the
+//! reason, and what to do about it; and what sandboxes may reach.
 
 mod network;
 mod runtimes;
@@ -68,7 +68,7 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     {
         refusal = Some(format!("the isolation level is below the configured floor `{}`", word(&floor)));
     }
-    // Like every launcher, this one has to start before there are threads.
+    // Like every launcher, that of the trial has to start before there are threads.
     let trial = Trial::launch(&context.config);
     let Found { facts, packages, usable } = block_on(async { Ok(runtimes::find(&context, trial).await) })?;
     if !usable && refusal.is_none() {
@@ -130,7 +130,7 @@ fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
         limit(&format!("memory of {whose}"), format!("{memory_mb} MB"), on("cgroup memory"), "cgroup memory"),
         limit(&format!("processor of {whose}"), format!("{cpus} cores"), on("cgroup cpu"), "cgroup cpu"),
         limit("processes of a context", pids.to_string(), on("processes"), processes),
-        limit("disk of a context", format!("{disk_mb} MB"), true, "a file system of its own"),
+        limit("disk of a context", format!("{disk_mb} MB"), true, "a separate file system"),
         limit("runs at once", realm.runs_at_once.to_string(), true, "server"),
         limit("contexts of a tenant", max_contexts.to_string(), true, "server"),
     ]

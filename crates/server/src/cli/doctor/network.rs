@@ -1,5 +1,4 @@
-//! Reports what sandboxes may reach: policies and secrets by name. The value of a secret is never shown, here or
-//! anywhere else.
+//! Reports what sandboxes may reach: the policies, and the secrets by name. The value of a secret is never shown.
 
 use std::collections::BTreeMap;
 
@@ -35,14 +34,15 @@ pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
     facts
 }
 
-/// Reports the policies, with one line for all dialects that have the same.
+/// Reports the policies of the dialects, with one line for all dialects that have the same policy.
 fn of_dialects(config: &Network) -> Vec<Fact> {
-    let mut same: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut by_policy: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (dialect, policy) in &config.dialects {
-        same.entry(summary(policy)).or_default().push(dialect);
+        by_policy.entry(summary(policy)).or_default().push(dialect);
     }
-    same.into_iter()
-        .map(|(policy, who)| fact("policy", FactState::On, format!("{}: {policy}", who.join(", ")), ""))
+    by_policy
+        .into_iter()
+        .map(|(policy, dialects)| fact("policy", FactState::On, format!("{}: {policy}", dialects.join(", ")), ""))
         .collect()
 }
 
@@ -54,17 +54,17 @@ fn summary(policy: &Policy) -> String {
 
 fn of_table(table: &Table) -> String {
     let Table { name, allow, deny, ports, methods, private, .. } = table;
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     if *allow != [name.clone()] {
-        said.push(format!("allows {}", some(allow)));
+        parts.push(format!("allows {}", some(allow)));
     }
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     for (what, entries) in [("denies", deny), ("ports", &ports), ("methods", methods), ("private", private)] {
         if !entries.is_empty() {
-            said.push(format!("{what} {}", some(entries)));
+            parts.push(format!("{what} {}", some(entries)));
         }
     }
-    if said.is_empty() { format!("`{name}`") } else { format!("`{name}` ({})", said.join("; ")) }
+    if parts.is_empty() { format!("`{name}`") } else { format!("`{name}` ({})", parts.join("; ")) }
 }
 
 /// Formats the first few entries and the number of the others.

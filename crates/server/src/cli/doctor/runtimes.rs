@@ -1,4 +1,4 @@
-//! Reports the languages, the warm interpreter and the browser: which exist, and whether they can be used.
+//! Reports whether the languages, the warm interpreter and the browser exist and can be used.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ async fn node(context: &CommandEnv) -> Fact {
     }
 }
 
-/// A separate back end for this command, in a directory that is removed with it.
+/// A separate back end for this command. Its directory is removed afterwards.
 pub(crate) struct Trial {
     native: Native,
     dir: PathBuf,
@@ -85,11 +85,11 @@ impl Trial {
     async fn warm(self, spec: &ZygoteSpec) -> Result<BTreeMap<String, String>, Failed> {
         let work = async {
             let (backend, _) = self.native.start_quietly().await?;
-            let warmed = backend.start_zygote(spec).await;
-            let warmth = backend.zygote_status().await.unwrap_or_default();
+            let started = backend.start_zygote(spec).await;
+            let status = backend.zygote_status().await.unwrap_or_default();
             backend.shutdown().await;
-            warmed?;
-            Ok(warmth.not_imported)
+            started?;
+            Ok(status.not_imported)
         };
         let result = work.await;
         let _ = std::fs::remove_dir_all(&self.dir);
@@ -97,7 +97,7 @@ impl Trial {
     }
 }
 
-/// Reports whether interpreters are forked here, which it finds out by starting a zygote.
+/// Reports whether kernels are forked from a warm interpreter. It finds out by starting a zygote.
 async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact> {
     const LAYER: &str = "warm Python";
     let config = &context.config.runtimes;
@@ -113,7 +113,7 @@ async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact
     })
 }
 
-/// Reports which of the requested modules the zygote has imported.
+/// Reports which of the requested modules the zygote could import.
 fn imports(layer: &str, wanted: &[String], failed: &BTreeMap<String, String>) -> Fact {
     let done: Vec<&str> = wanted.iter().filter(|name| !failed.contains_key(*name)).map(String::as_str).collect();
     let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };
