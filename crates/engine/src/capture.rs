@@ -320,10 +320,11 @@ impl Rich {
         self.memory.give_back(size);
     }
 
-    /// Bounds a bundle and subtracts its size from the room that is left.
+    /// Bounds a bundle and subtracts its size from the room that is left. Returns it with the size that was subtracted,
+    /// which is what [`Self::free`] may give back.
     fn admit(&mut self, data: MimeBundle) -> (MimeBundle, usize) {
         let mut admitted = MimeBundle::new();
-        let mut notes = Vec::new();
+        let (mut notes, mut counted) = (Vec::new(), 0);
         for (mime, value) in data.into_iter().take(MAX_MIMES) {
             match admit_value(&mime, value, self.budget, self.room) {
                 Ok(value) => {
@@ -339,6 +340,7 @@ impl Rich {
                         continue;
                     }
                     self.room -= size;
+                    counted += size;
                     admitted.insert(mime, value);
                 }
                 Err(why) => notes.push(why),
@@ -346,14 +348,16 @@ impl Rich {
         }
         if !notes.is_empty() {
             let plain = admitted.remove("text/plain").and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
-            self.free(if plain.is_empty() { 0 } else { "text/plain".len() + plain.len() });
+            // The notes are shown also where there is no room for them; they are short, and so is the list of displays.
+            let size = self.room.min(notes.iter().map(String::len).sum());
+            if self.memory.add(size).is_ok() {
+                self.room -= size;
+                counted += size;
+            }
             let text: Vec<String> = std::iter::once(plain).filter(|p| !p.is_empty()).chain(notes).collect();
-            let text = text.join("\n");
-            self.room = self.room.saturating_sub("text/plain".len() + text.len());
-            admitted.insert("text/plain".into(), Value::String(text));
+            admitted.insert("text/plain".into(), Value::String(text.join("\n")));
         }
-        let size = size_of(&admitted);
-        (admitted, size)
+        (admitted, counted)
     }
 }
 
@@ -543,6 +547,18 @@ mod tests {
             show(&mut rich, "image/png", Value::String(png(1 << 20)), None, false);
         }
         assert!(rich.finish().displays.iter().map(size_of).sum::<usize>() <= MAX_RICH_BYTES + 64 * 200);
+    }
+
+    #[test]
+    fn an_update_gives_back_no_more_than_its_display_took() {
+        let mut rich = Rich::new(1000, Hold::default());
+        show(&mut rich, "image/png", serde_json::json!(png(MAX_RICH_BYTES / 4 * 3 - 96)), None, false);
+        let (mime, large) = (format!("application/{}", "x".repeat(100)), serde_json::json!(vec![0; 10_000]));
+        for update in [false, true, true] {
+            show(&mut rich, &mime, large.clone(), Some("note"), update);
+            let shown: usize = rich.displays.iter().map(|display| display.size).sum();
+            assert_eq!(rich.room + shown, MAX_RICH_BYTES);
+        }
     }
 
     #[test]

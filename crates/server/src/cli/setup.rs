@@ -1,6 +1,6 @@
 //! `sandpool setup` prepares the language runtimes and shows its progress on stderr.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use runtimes::browser::{self, InstalledBrowser};
@@ -74,8 +74,11 @@ fn mention(found: Result<Option<InstalledBrowser>, SetupError>) {
 }
 
 fn shell(prepared: &Prepared) {
-    output::line(&format!("SANDPOOL_TEST_PYTHON='{}'", prepared.python.dir.join("bin/python").display()));
+    let set = |name: &str, path: &Path| {
+        output::line(&format!("{name}='{}'", path.display().to_string().replace('\'', r"'\''")));
+    };
+    set("SANDPOOL_TEST_PYTHON", &prepared.python.dir.join("bin/python"));
     if let Ok(node) = &prepared.node {
-        output::line(&format!("SANDPOOL_TEST_NODE='{}'", node.binary().display()));
+        set("SANDPOOL_TEST_NODE", &node.binary());
     }
 }

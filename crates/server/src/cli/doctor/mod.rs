@@ -153,7 +153,7 @@ fn page(report: &DoctorReport) -> String {
         })
         .collect();
     let named = NAMED.iter().filter_map(|name| Some(format!("{name} {}", report.packages.get(*name)?)));
-    let packages = named.collect::<Vec<_>>().join(", ");
+    let named = named.collect::<Vec<_>>();
     let mut page = format!(
         "sandpool {}, mode `{}`\n\nIsolation\n{}\n\nRuntimes\n{}\n",
         report.version,
@@ -161,11 +161,9 @@ fn page(report: &DoctorReport) -> String {
         facts(&report.layers),
         facts(&report.runtimes)
     );
-    if !packages.is_empty() {
-        page.push_str(&format!(
-            "      packages: {packages}, and {} more\n",
-            report.packages.len().saturating_sub(NAMED.len())
-        ));
+    if !named.is_empty() {
+        let more = report.packages.len() - named.len();
+        page.push_str(&format!("      packages: {}, and {more} more\n", named.join(", ")));
     }
     page.push_str(&format!(
         "\nNetwork\n{}\n\nDisk\n{}\n\nLimits\n{}\n\n",
