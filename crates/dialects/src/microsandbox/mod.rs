@@ -114,9 +114,9 @@ fn execute_command(args: ExecuteCommandArgs, options: &Options) -> Lowering {
     // A command without arguments is a line for the shell. An empty list counts as no arguments, because models write
     // it in that sense.
     let command = if arguments.is_empty() {
-        Command::Shell(program.clone())
+        Command::Shell(program)
     } else {
-        Command::Argv([std::slice::from_ref(&program), &arguments].concat())
+        Command::Argv(std::iter::once(program).chain(arguments).collect())
     };
     let requested = RequestedSession { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
     let language = args.template.map(|template| template.0);
@@ -129,7 +129,7 @@ fn execute_command(args: ExecuteCommandArgs, options: &Options) -> Lowering {
         network: Network::Usual,
         background: false,
     };
-    operation::run_command(run).answer(move |input, ran| render::command(input, &requested, (program, arguments), &ran))
+    operation::run_command(run).answer(move |input, ran| render::command(input, &requested, &ran))
 }
 
 /// The session that a call asks for.

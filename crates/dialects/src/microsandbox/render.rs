@@ -104,13 +104,11 @@ pub(super) fn code(input: &RenderInput<'_>, requested: &RequestedSession, ran: &
     executed(input, requested, ran, None, run::ending(&ran.end, &WORDING))
 }
 
-pub(super) fn command(
-    input: &RenderInput<'_>,
-    requested: &RequestedSession,
-    command: (String, Vec<String>),
-    ran: &Ran,
-) -> Answer {
-    let (command, args) = command;
+pub(super) fn command(input: &RenderInput<'_>, requested: &RequestedSession, ran: &Ran) -> Answer {
+    // The arguments are read once more: a copy would be held for as long as the command runs.
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let command = input.args.get("command").map(text).unwrap_or_default();
+    let args = input.args.get("args").and_then(Value::as_array).into_iter().flatten().map(text).collect();
     let facts = CommandFacts { command, args, exit_code: run::exit_code(&ran.end) };
     let ending = run::command_ending(&ran.end, &WORDING).filter(|_| !run::has_status(&ran.end));
     executed(input, requested, ran, Some(facts), ending)

@@ -190,18 +190,18 @@ fn browse(sandbox_id: Option<ChosenId>, ask: Ask, timeout: Duration, asked: Page
 }
 
 fn browser_goto(args: BrowserGotoArgs, _: &Options) -> Lowering {
-    browse(args.sandbox_id, Ask::Open { url: args.url.clone() }, OPENING, PageRequest::new("url", args.url))
+    browse(args.sandbox_id, Ask::Open { url: args.url }, OPENING, PageRequest::new("url"))
 }
 
 fn browser_click(args: BrowserClickArgs, _: &Options) -> Lowering {
-    let ask = Ask::Click { at: args.selector.clone(), button: MouseButton::Left, double: false };
-    browse(args.sandbox_id, ask, ACTING, PageRequest::new("selector", args.selector))
+    let ask = Ask::Click { at: args.selector, button: MouseButton::Left, double: false };
+    browse(args.sandbox_id, ask, ACTING, PageRequest::new("selector"))
 }
 
 fn browser_type(args: BrowserTypeArgs, _: &Options) -> Lowering {
-    let (at, text) = (args.selector.clone(), args.text.0);
+    let (at, text) = (args.selector, args.text.0);
     let ask = Ask::Type { at, text, append: false, submit: false, keys: false };
-    browse(args.sandbox_id, ask, ACTING, PageRequest::new("selector", args.selector))
+    browse(args.sandbox_id, ask, ACTING, PageRequest::new("selector"))
 }
 
 fn browser_snapshot(args: BrowserSnapshotArgs, _: &Options) -> Lowering {

@@ -46,15 +46,15 @@ pub(super) fn snapshot_schema() -> Value {
 
 /// The arguments of a call that its answer depends on.
 pub(super) struct PageRequest {
-    /// Name and value of the argument that is repeated in a failure: the address or the selector.
-    pub field: Option<(&'static str, String)>,
+    /// Name of the argument that says where.
+    pub field: Option<&'static str>,
     /// Number of characters of a page's text in a snapshot.
     pub text_length: u64,
 }
 
 impl PageRequest {
-    pub fn new(field: &'static str, value: String) -> Self {
-        Self { field: Some((field, value)), text_length: SNAPSHOT_TEXT }
+    pub fn new(field: &'static str) -> Self {
+        Self { field: Some(field), text_length: SNAPSHOT_TEXT }
     }
 }
 
@@ -140,7 +140,7 @@ fn why(input: &RenderInput<'_>, request: &PageRequest, error: &BrowseError) -> S
         // cut off.
         _ => input.fence.inline(&browse::brief(&error.message)),
     };
-    match &request.field {
+    match request.field.and_then(|name| Some((name, input.args.get(name)?.as_str()?))) {
         Some((_, value)) if what.contains(value) => what,
         Some((name, value)) => format!("{what} ({name}=\"{}\")", one_line(value)),
         None => what,

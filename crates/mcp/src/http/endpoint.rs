@@ -742,10 +742,10 @@ impl BatchAnswer {
     }
 }
 
-/// Returns the memory of a request while it is handled: its arguments as received, once more as the operation
-/// made from them, and once more for the answer that repeats them or for the message to the guest.
+/// Returns the memory of a request while it is handled: its arguments as received, and once more as the operation
+/// made from them.
 fn memory_of(weight: usize) -> usize {
-    3 * weight
+    2 * weight
 }
 
 /// Returns 400 for a body that is not JSON. A message that could be read is answered with 200 even if the answer is an
