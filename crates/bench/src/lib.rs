@@ -176,10 +176,14 @@ pub fn run(options: Options) -> Result<BenchReport, BenchError> {
     })
 }
 
-/// Measures two binaries alternately, one round each.
+/// Number of contexts of the figure `many` in a comparison, which creates them anew in every round.
+const MANY_COMPARED: usize = 200;
+
+/// Measures two binaries alternately, one round each, and prints the ratios of each figure when it is done.
 pub fn compare(options: Options, old: &Path) -> Result<Comparison, BenchError> {
     let rounds = options.plan.rounds;
-    let options = Options { plan: Plan { rounds: 1, ..options.plan }, alternatives: None, ..options };
+    let many = options.plan.many.min(MANY_COMPARED);
+    let options = Options { plan: Plan { rounds: 1, many, ..options.plan }, alternatives: None, ..options };
     let (new, old) = (Bench::new(&options, &options.executable)?, Bench::new(&options, old)?);
     let mut comparison = Comparison::new(rounds);
     for figure in options.wanted() {
@@ -195,6 +199,7 @@ pub fn compare(options: Options, old: &Path) -> Result<Comparison, BenchError> {
             };
             comparison.add(&measured_new, &measured_old);
         }
+        (options.say)(&comparison.lines_of(figure.name));
     }
     Ok(comparison)
 }

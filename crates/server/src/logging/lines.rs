@@ -168,22 +168,27 @@ pub(crate) fn log_startup(dialect: &Dialect, step: &StartupStep<'_>) {
 
 /// Logs a line of `conversation` about the HTTP layer.
 pub fn log_http(event: HttpEvent<'_>) {
-    let line = http(event);
+    let line = HttpLine(event);
     match event {
         HttpEvent::RequestBody(_) | HttpEvent::Response(_) => tracing::debug!(target: HTTP_LOG, "{line}"),
         _ => tracing::info!(target: HTTP_LOG, "{line}"),
     }
 }
 
-fn http(event: HttpEvent<'_>) -> String {
-    match event {
-        HttpEvent::Request { peer } => format!("[HTTP] MCP request from {peer}"),
-        HttpEvent::RequestBody(body) => format!("[HTTP] Request body: {}", redacted(body)),
-        HttpEvent::Parsed { method, id } => {
-            format!("[HTTP] Parsed JSON-RPC request: method={}, id={}", shown(method), shown_id(id))
+/// An event of the HTTP layer as a line, which is formatted only if its level is logged.
+struct HttpLine<'a>(HttpEvent<'a>);
+
+impl Display for HttpLine<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            HttpEvent::Request { peer } => write!(f, "[HTTP] MCP request from {peer}"),
+            HttpEvent::RequestBody(body) => write!(f, "[HTTP] Request body: {}", redacted(body)),
+            HttpEvent::Parsed { method, id } => {
+                write!(f, "[HTTP] Parsed JSON-RPC request: method={}, id={}", shown(method), shown_id(id))
+            }
+            HttpEvent::Sending { method } => write!(f, "[HTTP] Sending response for method={}", shown(method)),
+            HttpEvent::Response(body) => write!(f, "[HTTP] Response: {}", redacted(body)),
         }
-        HttpEvent::Sending { method } => format!("[HTTP] Sending response for method={}", shown(method)),
-        HttpEvent::Response(body) => format!("[HTTP] Response: {}", redacted(body)),
     }
 }
 
