@@ -270,16 +270,21 @@ async fn a_sandbox_without_room_or_without_life_gets_no_browser() {
     );
     plain.destroy().await.unwrap();
     let before = Left::count(&place.0).processes;
+    let mut refused = 0;
     for round in 0..20 {
         let sandbox = native.create(&with_room()).await.unwrap();
-        // Twice at once is once; then while it ends; then when it is gone.
+        // Twice at once is once, unless a busy machine has started the first before it sends the second; then while it
+        // ends; then when it is gone.
         let (one, other) = tokio::join!(sandbox.enter_browser(), sandbox.enter_browser());
-        assert!(one.is_ok() && matches!(other, Err(BackendError::Launcher(_))), "round {round}: {one:?} {other:?}");
+        let said = format!("round {round}: {one:?} {other:?}");
+        assert!(one.is_ok() && matches!(other, Ok(()) | Err(BackendError::Launcher(_))), "{said}");
+        refused += u32::from(other.is_err());
         let (entered, destroyed) = tokio::join!(sandbox.enter_browser(), sandbox.destroy());
         destroyed.unwrap();
         assert!(matches!(entered, Ok(()) | Err(BackendError::Gone(_))), "round {round}: {entered:?}");
         assert!(matches!(sandbox.enter_browser().await, Err(BackendError::Gone(_))));
     }
+    assert!(refused > 0, "two were never started at once");
     wait_for("the end of all processes", || Left::count(&place.0).processes <= before);
     native.shutdown().await;
     wait_for("the end of the launcher", || descendants().is_empty());
