@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use engine::op::{
     Browse, Browsed, ContextInfo, ContextSelector, FileListing, FileOwner, NewContext, Op, Outcome, Ran, RunCode,
-    RunCommand, RunInfo, RunOnce, RunProgress, RuntimeInfo, SharedVolume,
+    RunCommand, RunInfo, RunOnce, RunProgress, RuntimeInfo, SharedVolume, StoppedContext,
 };
 
 use crate::{Answer, ArgError, RenderInput};
@@ -89,8 +89,8 @@ operations! {
         Outcome::Replaced { context, old } => (context, Some(old)),
     }
     list_contexts() = Op::ListContexts, Vec<ContextInfo> { Outcome::Contexts(contexts) => contexts }
-    stop_context(which: ContextSelector) = Op::StopContext { which }, String {
-        Outcome::Stopped { context_id } => context_id,
+    stop_context(which: ContextSelector) = Op::StopContext { which }, StoppedContext {
+        Outcome::Stopped(stopped) => stopped,
     }
     browse(browse: Browse) = Op::Browse(browse), Browsed { Outcome::Browsed(browsed) => *browsed }
     write_file(owner: FileOwner, path: String, content: Vec<u8>) = Op::WriteFile { owner, path, content }, FileWritten {

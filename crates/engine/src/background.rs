@@ -69,6 +69,13 @@ impl Runs {
         inside.for_each(|run| run.cancel.cancel());
     }
 
+    /// Returns the ids of the runs of a context that have not ended.
+    pub(crate) fn running_in(&self, realm: Realm, context_id: &str) -> Vec<String> {
+        let all = lock(&self.all);
+        let inside = all.iter().filter(|run| run.realm == realm && run.context_id == context_id && !run.has_ended());
+        inside.map(|run| run.id.clone()).collect()
+    }
+
     pub(crate) fn forget_old(&self) {
         lock(&self.all).retain(|run| !run.is_forgotten());
     }
@@ -98,6 +105,8 @@ pub(crate) struct Background {
     record: Mutex<Record>,
     /// True if a client has seen the end of the run or has cancelled it, so that its result is not needed any more.
     seen: AtomicBool,
+    /// True if the run has begun, false while it waits for its turn or a permit.
+    begun: AtomicBool,
     /// Token that is cancelled when the run has ended.
     finished: CancellationToken,
 }
@@ -130,6 +139,7 @@ impl Background {
             cancel,
             record: Mutex::default(),
             seen: AtomicBool::new(false),
+            begun: AtomicBool::new(false),
             finished: CancellationToken::new(),
         }
     }
@@ -160,6 +170,14 @@ impl Background {
         record.end = Some(End { at: Instant::now(), unix: unix_now(), result, _memory: memory });
         drop(record);
         self.finished.cancel();
+    }
+
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_queued(&self) -> bool {
+        !self.begun.load(Ordering::Relaxed)
     }
 
     pub(crate) fn mark_seen(&self) {
@@ -198,6 +216,7 @@ impl Background {
             run: self.id.clone(),
             context_id: self.context_id.clone(),
             command: self.command,
+            queued: self.is_queued(),
             started_at: self.started_at,
             ended_at: record.end.as_ref().map(|end| end.unix),
             output: String::from_utf8_lossy(&bytes[skipped..]).into_owned(),

@@ -131,6 +131,10 @@ pub struct RealmConfig {
     pub max_timeout: Duration,
     /// Maximum timeout that a command or a background run may ask for.
     pub max_command_timeout: Duration,
+    /// If true, the time that a run waits for others counts towards its timeout.
+    pub waiting_counts: bool,
+    /// If true, a stop of a context ends its running code; otherwise the stop waits for it.
+    pub stop_ends_runs: bool,
     /// Limits of one sandbox. A sandbox without a size has exactly these, and no size exceeds them.
     pub limits: sandbox::Limits,
     /// Size of contexts that do not choose one, and of the ready sandboxes of the pool.
@@ -197,6 +201,8 @@ impl RealmConfig {
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(300),
             max_command_timeout: Duration::from_secs(1800),
+            waiting_counts: false,
+            stop_ends_runs: false,
             limits: limits(2048 * MB, 2000, 1024 * MB),
             default_size: None,
             group_memory_bytes: None,

@@ -1,7 +1,7 @@
 //! One context: its current sandbox, the turns of its runs, and whether it is in use.
 //!
-//! Runs of a context take turns in order of arrival. A run waits for its turn without a permit, so a busy context never
-//! blocks other contexts of its tenant.
+//! Cells of one language take turns in order of arrival; cells of other languages and commands run beside them. A cell
+//! waits for its turn without a permit, so a busy context never blocks other contexts of its tenant.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -22,7 +22,7 @@ use crate::op::{ContextInfo, EngineError, Size};
 use crate::registry::LiveSandbox;
 use crate::tenancy::Charge;
 
-/// The current sandbox and kernels of a context. Only the run that has the turn may change them.
+/// The current sandbox and kernels of a context.
 #[derive(Default)]
 pub(crate) struct ContextState {
     pub(crate) sandbox: Option<Arc<LiveSandbox>>,
@@ -49,9 +49,16 @@ impl ContextState {
         self.sandbox.clone().filter(|sandbox| !sandbox.guest.is_lost())
     }
 
-    /// Forgets the kernel of this language. Files still exist.
-    pub(crate) fn kernel_ended(&mut self, language: Language) {
-        self.kernels.remove(&language);
+    /// Forgets a sandbox that is lost, unless another one has replaced it.
+    pub(crate) fn sandbox_lost(&mut self, lost: &Arc<LiveSandbox>) {
+        self.sandbox.take_if(|sandbox| Arc::ptr_eq(sandbox, lost));
+    }
+
+    /// Forgets a kernel that has ended, unless another one has replaced it. Files still exist.
+    pub(crate) fn kernel_ended(&mut self, language: Language, kernel: KernelId) {
+        if self.kernels.get(&language) == Some(&kernel) {
+            self.kernels.remove(&language);
+        }
     }
 
     pub(crate) fn kernel_ended_between_runs(&mut self, language: Language, how: Ended) {
@@ -94,8 +101,12 @@ pub(crate) struct Context {
     pub(crate) created_at: u64,
     /// Position of the context in the order of creation within its tenancy.
     pub(crate) number: u64,
-    /// Turn of the kernels. The lock is fair: first come, first served.
-    pub(crate) turn: Arc<tokio::sync::Mutex<ContextState>>,
+    /// The lock is held while the sandbox and the kernels are looked up, started or replaced, and not while code runs.
+    pub(crate) state: Arc<tokio::sync::Mutex<ContextState>>,
+    /// Turns of the kernels.
+    cell_turns: Mutex<BTreeMap<Language, CellTurn>>,
+    /// Every run has a share of this lock; a stop that waits for the runs takes all of it.
+    pub(crate) runs_over: Arc<tokio::sync::RwLock<()>>,
     /// Turn of the browser, which is equally fair. A call that needs both turns takes this one first.
     pub(crate) browser_turn: Arc<tokio::sync::Mutex<BrowserUse>>,
     /// Token that is cancelled when the context is removed, so that calls that wait for a turn give up.
@@ -119,6 +130,41 @@ struct ContextActivity {
     uses: usize,
     /// Number of runs among `uses` that execute or wait for their turn.
     runs: usize,
+}
+
+/// The turn of one kernel. The lock is fair: first come, first served.
+#[derive(Clone, Default)]
+pub(crate) struct CellTurn {
+    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
+    occupant: Arc<Mutex<Option<Occupant>>>,
+}
+
+/// The run that has a turn, for those who wait for it.
+#[derive(Clone)]
+pub(crate) struct Occupant {
+    /// Id of a background run.
+    pub(crate) run: Option<String>,
+    pub(crate) since: Instant,
+}
+
+impl CellTurn {
+    pub(crate) fn occupant(&self) -> Option<Occupant> {
+        lock(&self.occupant).clone()
+    }
+
+    /// Names the run that has the turn until the returned value is dropped.
+    pub(crate) fn occupy(&self, run: Option<String>) -> Occupied {
+        *lock(&self.occupant) = Some(Occupant { run, since: Instant::now() });
+        Occupied(self.occupant.clone())
+    }
+}
+
+pub(crate) struct Occupied(Arc<Mutex<Option<Occupant>>>);
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        *lock(&self.0) = None;
+    }
 }
 
 /// Description of a context to be created.
@@ -160,7 +206,9 @@ impl Context {
                 uses: 0,
                 runs: 0,
             }),
-            turn: Arc::new(tokio::sync::Mutex::new(state)),
+            state: Arc::new(tokio::sync::Mutex::new(state)),
+            cell_turns: Mutex::default(),
+            runs_over: Arc::default(),
             browser_turn: Arc::default(),
         }
     }
@@ -180,6 +228,10 @@ impl Context {
             isolation: activity.isolation.clone(),
             key: self.keys.files.clone(),
         }
+    }
+
+    pub(crate) fn cell_turn(&self, language: Language) -> CellTurn {
+        lock(&self.cell_turns).entry(language).or_default().clone()
     }
 
     pub(crate) fn not_found(&self) -> EngineError {
@@ -230,8 +282,13 @@ impl Context {
         lock(&self.activity).last_used
     }
 
+    /// Returns the number of runs that execute or wait for their turn.
+    pub(crate) fn running(&self) -> usize {
+        lock(&self.activity).runs
+    }
+
     pub(crate) fn is_running(&self) -> bool {
-        lock(&self.activity).runs > 0
+        self.running() > 0
     }
 }
 

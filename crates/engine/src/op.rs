@@ -24,5 +24,5 @@ pub use operation::{
 };
 pub use outcome::{
     Browsed, Captured, CellError, ContextInfo, FileListing, Health, KeptOutput, Outcome, Ran, RecentFile, RunInfo,
-    RunOutcome, RunProgress, RuntimeInfo,
+    RunOutcome, RunProgress, RuntimeInfo, StoppedContext,
 };

@@ -189,23 +189,23 @@ impl OpContext {
         Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()))
     }
 
-    /// Returns the sandbox of a context for a file operation. The operation needs no turn unless the sandbox has to be
-    /// created again. If the run that has the turn creates it meanwhile, that sandbox is returned.
+    /// Returns the sandbox of a context for a file operation, which creates it again if it is lost. If a run creates it
+    /// meanwhile, that sandbox is returned.
     async fn sandbox_for_files(&self, call: &Call, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
         if let Some(sandbox) = context.live_sandbox() {
             return Ok(sandbox);
         }
-        let mut state = match context.turn.try_lock() {
+        let mut state = match context.state.try_lock() {
             Ok(state) => state,
             Err(_) => {
                 let _queued = self.enqueue()?;
                 let over = (&context.gone, context.not_found());
-                let why = "an earlier run in this context is not finished";
+                let why = || "the sandbox of this context is being made".into();
                 let next = async {
                     tokio::select! {
                         biased;
                         sandbox = context.next_sandbox() => Err(sandbox),
-                        state = context.turn.lock() => Ok(state),
+                        state = context.state.lock() => Ok(state),
                     }
                 };
                 match self.wait(call, &over, why, next).await? {
@@ -217,7 +217,7 @@ impl OpContext {
         self.ensure_sandbox(context, &mut state, None).await
     }
 
-    /// Makes sure that the context has a sandbox. The caller must have the turn.
+    /// Makes sure that the context has a sandbox.
     async fn ensure_sandbox(
         &self,
         context: &Context,

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use engine::op::{FileListing, NewContext, RunOutcome};
+use engine::op::{FileListing, NewContext, RunOutcome, StoppedContext};
 use engine::{EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use support::*;
@@ -178,7 +178,10 @@ async fn stopping_waits_for_running_code_and_never_interrupts_it() {
     assert_eq!(engine.execute(&call(), run_op(&id, "print 1")).await, gone);
     assert_eq!(engine.execute(&call(), stop_op(&id)).await, gone);
     assert!(started.elapsed() < Duration::from_secs(1));
-    assert_eq!(stopping.await.unwrap(), Ok(Outcome::Stopped { context_id: id.clone() }));
+    assert_eq!(
+        stopping.await.unwrap(),
+        Ok(Outcome::Stopped(StoppedContext { context_id: id.clone(), ..StoppedContext::default() }))
+    );
     assert_eq!(started.elapsed().as_secs(), 4, "until the code has ended by itself");
     let finished = ran(running.await.unwrap());
     assert_eq!((text(&finished.stdout), finished.end), ("done\n", RunOutcome::Ok));
@@ -191,7 +194,10 @@ async fn a_stop_by_name_answers_with_the_id() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
     let id = create(&engine, "named").await;
-    assert_eq!(engine.execute(&call(), stop_op("named")).await, Ok(Outcome::Stopped { context_id: id }));
+    assert_eq!(
+        engine.execute(&call(), stop_op("named")).await,
+        Ok(Outcome::Stopped(StoppedContext { context_id: id, ..StoppedContext::default() }))
+    );
     assert_eq!(engine.execute(&call(), stop_op("named")).await, Err(EngineError::ContextNotFound("named".into())));
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use dialects::{Args, Block, RenderInput, Reply};
-use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
+use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo, StoppedContext};
 use mcp::Origin;
 use serde_json::{Value, json};
 
@@ -209,7 +209,9 @@ impl Facts {
             Outcome::Created(context) | Outcome::Replaced { context, .. } => {
                 Self { context: Some(context.id.clone()), ..Self::default() }
             }
-            Outcome::Stopped { context_id } => Self { context: Some(context_id.clone()), ..Self::default() },
+            Outcome::Stopped(StoppedContext { context_id, .. }) => {
+                Self { context: Some(context_id.clone()), ..Self::default() }
+            }
             Outcome::Started(started) => {
                 Self { context: Some(started.context.id.clone()), run: Some(started.run.clone()), once: None }
             }

@@ -209,8 +209,12 @@ fn create_context(args: CreateContextArgs, _: &Options) -> Lowering {
 }
 
 fn stop_context(args: StopContextArgs, _: &Options) -> Lowering {
-    operation::stop_context(ContextSelector::Named(args.context_id)).answer(|_, context_id| {
-        Answer::json(&Stopped { context_id, status: "stopped", message: "Context stopped successfully" })
+    operation::stop_context(ContextSelector::Named(args.context_id)).answer(|_, stopped| {
+        Answer::json(&Stopped {
+            context_id: stopped.context_id,
+            status: "stopped",
+            message: "Context stopped successfully",
+        })
     })
 }
 

@@ -55,7 +55,9 @@ fn answer(error: &EngineError) -> Answer {
             "CONTEXT_CREATION_FAILED",
             format!("Failed to create context: at most {most} contexts; stop one with stop_context first"),
         ),
-        E::Busy(waited) => ("BUSY", format!("All sessions were busy for {}; retry later", seconds(*waited))),
+        E::Busy(waited) | E::NotStarted { timeout: waited, .. } => {
+            ("BUSY", format!("All sessions were busy for {}; retry later", seconds(*waited)))
+        }
         E::QueueFull(most) => ("BUSY", format!("{most} runs wait for a session already; retry later")),
         E::NotReady(why) => ("SERVER_NOT_READY", format!("AgentRun manager not initialized or not ready: {why}")),
         E::ResultDropped(why) => {

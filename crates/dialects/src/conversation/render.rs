@@ -168,7 +168,9 @@ pub(super) fn run_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
 fn sentence(error: &EngineError) -> String {
     use EngineError as E;
     match error {
-        E::Busy(waited) => format!("The server was busy for {}; try again later.", seconds(*waited)),
+        E::Busy(waited) | E::NotStarted { timeout: waited, .. } => {
+            format!("The server was busy for {}; try again later.", seconds(*waited))
+        }
         E::QueueFull(most) => format!("{most} calls wait already; try again later."),
         E::NotReady(why) => format!("The server is not ready: {why}. Try again in a moment."),
         E::ShuttingDown => "The server is shutting down; try again later.".into(),

@@ -161,7 +161,7 @@ fn get_sessions(args: GetSessionsArgs, _: &Options) -> Lowering {
 
 fn stop_session(args: StopSessionArgs, _: &Options) -> Lowering {
     operation::stop_context(ContextSelector::Id(args.session_id.0))
-        .answer(|_, session_id| Answer::json(&StoppedSession { success: true, session_id }))
+        .answer(|_, stopped| Answer::json(&StoppedSession { success: true, session_id: stopped.context_id }))
 }
 
 fn get_volume_path(_: GetVolumePathArgs, _: &Options) -> Lowering {

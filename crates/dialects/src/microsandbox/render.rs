@@ -32,7 +32,7 @@ pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
             (INVALID_REQUEST, format!("Resource limit: at most {most} sessions; end one with stop_session first"))
         }
         E::OverLimit { what, limit } => (INVALID_REQUEST, format!("Resource limit: {what} is limited to {limit}")),
-        E::Busy(waited) => {
+        E::Busy(waited) | E::NotStarted { timeout: waited, .. } => {
             (INVALID_REQUEST, format!("Resource limit: all runs were busy for {}; retry later", seconds(*waited)))
         }
         E::QueueFull(most) => (INVALID_REQUEST, format!("Resource limit: {most} runs wait already; retry later")),

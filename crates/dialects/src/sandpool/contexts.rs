@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::DEFAULT_CONTEXT;
 use crate::args::{self, Argument, args};
 use crate::operation;
-use crate::output::output;
+use crate::output::{output, unless_empty};
 use crate::shared::moment;
 use crate::{Answer, ArgError, Lowering, Options};
 
@@ -43,7 +43,13 @@ output! {
     }
 
     struct Contexts { contexts: Vec<ContextRow>, total: usize }
-    struct Stopped { context: String, status: &'static str }
+    struct Stopped {
+        context: String,
+        status: &'static str,
+        /// Background runs that this call ended.
+        ended_runs: Option<Vec<String>>,
+        note: Option<String>,
+    }
 }
 
 impl From<ContextInfo> for ContextRow {
@@ -76,6 +82,13 @@ pub(super) fn list_contexts(_: ListContextsArgs, _: &Options) -> Lowering {
 }
 
 pub(super) fn stop_context(args: StopContextArgs, _: &Options) -> Lowering {
-    operation::stop_context(ContextSelector::Named(args.context))
-        .answer(|_, context| Answer::json(&Stopped { context, status: "stopped" }))
+    operation::stop_context(ContextSelector::Named(args.context)).answer(|_, stopped| {
+        let note = match stopped.ended_calls {
+            0 => None,
+            1 => Some("A call that was running in it was ended.".to_owned()),
+            calls => Some(format!("{calls} calls that were running in it were ended.")),
+        };
+        let ended_runs = unless_empty(stopped.ended_runs);
+        Answer::json(&Stopped { context: stopped.context_id, status: "stopped", ended_runs, note })
+    })
 }

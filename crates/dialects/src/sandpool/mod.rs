@@ -25,7 +25,7 @@ const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
 
 /// Returns the rules of the engine for this dialect.
 pub fn realm() -> RealmConfig {
-    RealmConfig::usual(REALM)
+    RealmConfig { waiting_counts: true, stop_ends_runs: true, ..RealmConfig::usual(REALM) }
 }
 
 pub static DIALECT: Dialect = Dialect {

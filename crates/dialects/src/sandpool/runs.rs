@@ -211,9 +211,13 @@ fn not_run(error: &EngineError, run: Option<String>) -> Answer {
 }
 
 fn begun(started: RunInfo) -> Answer {
+    let waits = if started.queued { "It waits for an earlier run of its language in this context. " } else { "" };
     Answer::json(&Run {
-        status: "running",
-        note: Some(format!("Call wait_run with run {} for its output and result; cancel_run stops it.", started.run)),
+        status: if started.queued { "queued" } else { "running" },
+        note: Some(format!(
+            "{waits}Call wait_run with run {} for its output and result; cancel_run stops it.",
+            started.run
+        )),
         context: Some(started.context.id),
         context_created: started.created.then_some(true),
         run: Some(started.run),
@@ -222,12 +226,13 @@ fn begun(started: RunInfo) -> Answer {
 }
 
 fn goes_on(progress: RunProgress) -> Answer {
-    let mut note = String::from("It still runs: call wait_run again with this cursor.");
+    let state = if progress.queued { "It waits for an earlier run" } else { "It still runs" };
+    let mut note = format!("{state}: call wait_run again with this cursor.");
     if progress.dropped > 0 {
         note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
     }
     Answer::json(&Run {
-        status: "running",
+        status: if progress.queued { "queued" } else { "running" },
         note: Some(note),
         context: Some(progress.context_id),
         run: Some(progress.run),

@@ -143,8 +143,10 @@ fn sandbox_create(args: SandboxArgs, _: &Options) -> Lowering {
 }
 
 fn sandbox_destroy(args: SandboxArgs, _: &Options) -> Lowering {
-    operation::stop_context(which(args.sandbox_id))
-        .answer(|input, sandbox_id| render::succeeded(input, &sandbox_id.clone(), &Destroyed { sandbox_id }))
+    operation::stop_context(which(args.sandbox_id)).answer(|input, stopped| {
+        let sandbox_id = stopped.context_id;
+        render::succeeded(input, &sandbox_id.clone(), &Destroyed { sandbox_id })
+    })
 }
 
 fn code_run(args: CodeRunArgs, _: &Options) -> Lowering {

@@ -65,7 +65,9 @@ pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
         E::ContextLimit(most) => {
             (format!("there are {most} sandboxes, the most there may be"), "call sandbox_destroy first".to_owned())
         }
-        E::Busy(waited) => (format!("all sandboxes were busy for {}", seconds(*waited)), again()),
+        E::Busy(waited) | E::NotStarted { timeout: waited, .. } => {
+            (format!("all sandboxes were busy for {}", seconds(*waited)), again())
+        }
         E::QueueFull(most) => (format!("{most} runs wait already"), again()),
         E::NotReady(why) => (format!("the server is not ready: {why}"), again()),
         E::FileNotFound(path) => {

@@ -35,6 +35,10 @@ pub enum EngineError {
     InUse(String),
     #[error("all sessions were busy for {0:?}; retry later")]
     Busy(Duration),
+    /// The run waited for its whole timeout. `running` is the time for which another run of its kernel has been
+    /// running, and `run` the id of that run if it is in the background.
+    #[error("not started within {timeout:?}, because another run is not finished")]
+    NotStarted { timeout: Duration, running: Option<Duration>, run: Option<String> },
     #[error("{0} runs wait already; retry later")]
     QueueFull(usize),
     #[error("not ready: {0}")]

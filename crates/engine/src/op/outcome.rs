@@ -18,9 +18,7 @@ pub enum Outcome {
     },
     /// The contexts of the tenant in this realm, newest first.
     Contexts(Vec<ContextInfo>),
-    Stopped {
-        context_id: String,
-    },
+    Stopped(StoppedContext),
     Ran(Box<Ran>),
     Browsed(Box<Browsed>),
     /// A background run was started.
@@ -75,9 +73,20 @@ pub struct RuntimeInfo {
     pub name: String,
 }
 
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoppedContext {
+    pub context_id: String,
+    /// Background runs that the stop ended.
+    pub ended_runs: Vec<String>,
+    /// Number of other calls that the stop ended.
+    pub ended_calls: usize,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunInfo {
     pub run: String,
+    /// True if the run waits for others.
+    pub queued: bool,
     pub context: ContextInfo,
     pub created: bool,
 }
@@ -88,6 +97,8 @@ pub struct RunProgress {
     pub context_id: String,
     /// True for a command, false for code.
     pub command: bool,
+    /// True if the run has not begun because it waits for others.
+    pub queued: bool,
     /// Start of the run in seconds since 1970.
     pub started_at: u64,
     /// End of the run in seconds since 1970, once it has ended.

@@ -1,4 +1,4 @@
-//! Admission of a run: first the turn in its context, then the permits of its realm and tenant.
+//! Admission of a run: first the turn of its kernel, if it is a cell, then the permits of its realm and tenant.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::{OpContext, ResolvedContext};
-use crate::context::ContextState;
+use crate::context::{CellTurn, Occupied};
 use crate::keyed::Turn;
 use crate::op::{Call, EngineError, Event};
 
@@ -25,6 +25,26 @@ pub(super) struct Permits {
     running: Arc<AtomicUsize>,
 }
 
+/// A run that may start. Dropping this value lets the next run start.
+pub(super) struct Admitted {
+    // Dropped in this order: the turn is given on when nobody is named as its occupant any more.
+    _occupied: Occupied,
+    _turn: OwnedMutexGuard<()>,
+    _permits: Permits,
+}
+
+impl CellTurn {
+    /// Says what a cell waits for that waits for this turn.
+    pub(super) fn why(&self) -> String {
+        let Some(occupant) = self.occupant() else { return "an earlier run in this context is not finished".into() };
+        let since = occupant.since.elapsed().as_secs();
+        match occupant.run {
+            Some(run) => format!("the background run {run} has been running in this context for {since} s"),
+            None => format!("an earlier call has been running in this context for {since} s"),
+        }
+    }
+}
+
 impl Drop for Permits {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
@@ -32,14 +52,19 @@ impl Drop for Permits {
 }
 
 impl OpContext {
-    /// Waits for the turn of the context's kernels and for the permits of the run.
+    /// Waits for the turn of a cell, and for the permits of the run. A command needs no turn. `run` is the id of a
+    /// background run.
     pub(super) async fn admit(
         &self,
         call: &Call,
         resolved: &mut ResolvedContext,
-    ) -> Result<(OwnedMutexGuard<ContextState>, Permits), EngineError> {
-        let turn = resolved.context.turn.clone();
-        self.admit_to(call, resolved, turn, "an earlier run in this context is not finished").await
+        turn: Option<CellTurn>,
+        run: Option<String>,
+    ) -> Result<Admitted, EngineError> {
+        let turn = turn.unwrap_or_default();
+        let why = || turn.why();
+        let (guard, permits) = self.admit_to(call, resolved, turn.turn.clone(), why).await?;
+        Ok(Admitted { _occupied: turn.occupy(run), _turn: guard, _permits: permits })
     }
 
     /// Waits for `turn` first and then for the permits, so that a run that waits for an earlier one in its context
@@ -49,7 +74,7 @@ impl OpContext {
         call: &Call,
         resolved: &mut ResolvedContext,
         turn: Arc<tokio::sync::Mutex<T>>,
-        why: &str,
+        why: impl Fn() -> String,
     ) -> Result<(OwnedMutexGuard<T>, Permits), EngineError> {
         let creation_turn = resolved.creation_turn.take();
         let context = &resolved.context;
@@ -110,8 +135,8 @@ impl OpContext {
             };
             Ok(self.issue(realm?, tenant.transpose()?))
         };
-        let why = format!("all {} sessions are busy", self.tenancy.config().runs_at_once);
-        match self.wait(call, over, &why, tokio::time::timeout(queue_wait, acquiring)).await? {
+        let why = || format!("all {} sessions are busy", self.tenancy.config().runs_at_once);
+        match self.wait(call, over, why, tokio::time::timeout(queue_wait, acquiring)).await? {
             Ok(Ok(permits)) => Ok(permits),
             Ok(Err::<_, tokio::sync::AcquireError>(_)) => Err(EngineError::ShuttingDown),
             Err(_) => Err(EngineError::Busy(queue_wait)),
@@ -124,7 +149,7 @@ impl OpContext {
         &self,
         call: &Call,
         over: &(&CancellationToken, EngineError),
-        why: &str,
+        why: impl Fn() -> String,
         work: impl Future<Output = T>,
     ) -> Result<T, EngineError> {
         let mut work = pin!(work);
@@ -139,7 +164,7 @@ impl OpContext {
                 done = &mut work => return Ok(done),
                 () = &mut inform, if !has_informed => {
                     has_informed = true;
-                    call.events.send(Event::Waiting { why: why.into() });
+                    call.events.send(Event::Waiting { why: why() });
                 }
             }
         }

@@ -87,7 +87,7 @@ impl OpContext {
     ) -> Result<Browsed, EngineError> {
         let running = resolved.context.run();
         let turn = resolved.context.browser_turn.clone();
-        let why = "an earlier call in this browser is not finished";
+        let why = || "an earlier call in this browser is not finished".into();
         let (mut browser, permits) = self.admit_to(call, &mut resolved, turn, why).await?;
         let context = resolved.context.context().clone();
         let attempt = BrowseAttempt { ops: self, call, context: &context, request: &request };

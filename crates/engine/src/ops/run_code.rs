@@ -1,4 +1,5 @@
-//! Runs a cell in a context: waits for the turn and a permit, runs the cell, and decides what its end means.
+//! Runs a cell in a context: waits for the turn of its kernel and a permit, runs the cell, and decides what its end
+//! means.
 //!
 //! However a run goes, it ends with exactly one outcome and leaves its context ready for the next run. A dead kernel is
 //! started again, a lost sandbox is replaced, and the next result says what was lost.
@@ -10,6 +11,7 @@ use proto::{Ended, GuestFailure, KernelId, Language};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
+use super::admit::Admitted;
 use super::{OpContext, ResolvedContext};
 use crate::background::Background;
 use crate::cell::{CellReport, CellRun, StartRefused, TOO_LONG};
@@ -88,22 +90,28 @@ impl OpContext {
         if let RunInput::Code { language, .. } = &run.work {
             self.check_language(language.unwrap_or(resolved.context.language))?;
         }
-        let timeout = self.time_for(&run);
         let running = resolved.context.run();
-        let (mut state, permits) = self.admit(call, &mut resolved).await?;
+        let _share = resolved.context.runs_over.clone().read_owned().await;
+        let (admitted, waited) = self.admit_in_time(call, &mut resolved, &run, record).await?;
+        if let Some(record) = record {
+            record.begin();
+        }
         let context = resolved.context.context().clone();
-        let begun = Instant::now();
+        let asked = self.time_for(&run);
+        let timeout = asked.saturating_sub(waited).max(Duration::from_millis(1));
         let attempt = RunAttempt { ops: self, call, context: &context, timeout, network: run.network, record };
         let result = match run.work {
             RunInput::Code { code, language } => {
-                attempt.code(&mut state, language.unwrap_or(context.language), &code, &run.env).await
+                attempt.code(language.unwrap_or(context.language), &code, &run.env).await
             }
-            RunInput::Command(command) => attempt.command(&mut state, &command, &run.env).await,
+            RunInput::Command(command) => attempt.command(&command, &run.env).await,
         };
         context.used();
-        drop((permits, running));
-        self.record_oom_kills(&context, state, begun.elapsed());
+        drop((admitted, running));
         let mut ran = result?;
+        if let RunOutcome::TimedOut { after, .. } = &mut ran.end {
+            *after = asked;
+        }
         self.notify_of_end(&context.id, &ran.end);
         if context.gone.is_cancelled() && matches!(ran.end, RunOutcome::Cancelled { .. }) {
             // The stop of the context cancelled the run, so the state of the kernel is lost too.
@@ -112,6 +120,39 @@ impl OpContext {
         ran.created = resolved.new_notice.report();
         ran.context = context.info();
         Ok(Box::new(ran))
+    }
+
+    /// Waits for admission. Returns the time that counts towards the timeout of the run, which is none in realms where
+    /// waiting does not count, and for background runs, because nobody waits for them.
+    async fn admit_in_time(
+        &self,
+        call: &Call,
+        resolved: &mut ResolvedContext,
+        run: &Run,
+        record: Option<&Background>,
+    ) -> Result<(Admitted, Duration), EngineError> {
+        let turn = match &run.work {
+            RunInput::Code { language, .. } => {
+                Some(resolved.context.cell_turn(language.unwrap_or(resolved.context.language)))
+            }
+            RunInput::Command(_) => None,
+        };
+        let admission = self.admit(call, resolved, turn.clone(), record.map(|record| record.id.clone()));
+        if run.background || !self.tenancy.config().waiting_counts {
+            return Ok((admission.await?, Duration::ZERO));
+        }
+        let (begun, timeout) = (Instant::now(), self.time_for(run));
+        match tokio::time::timeout(timeout, admission).await {
+            Ok(admitted) => Ok((admitted?, begun.elapsed())),
+            Err(_) => {
+                let occupant = turn.and_then(|turn| turn.occupant());
+                Err(EngineError::NotStarted {
+                    timeout,
+                    running: occupant.as_ref().map(|occupant| occupant.since.elapsed()),
+                    run: occupant.and_then(|occupant| occupant.run),
+                })
+            }
+        }
     }
 
     /// Returns the usual conditions of a run in this realm.
@@ -132,8 +173,8 @@ impl OpContext {
     }
 
     /// Records the number of memory kills so far, so that later ones can be distinguished from them. This does not
-    /// delay the caller, but keeps the turn meanwhile. A very short run has hardly filled any memory, so many of them
-    /// share one query.
+    /// delay the caller, but keeps the lock meanwhile, for which the next run waits. A very short run has hardly filled
+    /// any memory, so many of them share one query.
     fn record_oom_kills(&self, context: &Arc<Context>, mut state: OwnedMutexGuard<ContextState>, took: Duration) {
         let Some(sandbox) = state.live_sandbox() else { return };
         if took >= BRIEF {
@@ -146,7 +187,7 @@ impl OpContext {
                     () = context.gone.cancelled() => return,
                     () = closing.cancelled() => return,
                 }
-                let mut state = context.turn.lock().await;
+                let mut state = context.state.lock().await;
                 state.oom_query_scheduled = false;
                 if let Some(sandbox) = state.live_sandbox() {
                     state.count_oom_kills(&sandbox).await;
@@ -178,14 +219,21 @@ impl RunInput {
     }
 }
 
-/// A run that has its turn.
+/// A run that was admitted.
 pub(super) struct RunAttempt<'a> {
     pub(super) ops: &'a OpContext,
     pub(super) call: &'a Call,
-    pub(super) context: &'a Context,
+    pub(super) context: &'a Arc<Context>,
     pub(super) timeout: Duration,
     pub(super) network: Network,
     pub(super) record: Option<&'a Background>,
+}
+
+/// A live kernel, and the number of memory kills in its sandbox before a run.
+struct ReadyKernel {
+    sandbox: Arc<LiveSandbox>,
+    kernel: KernelId,
+    oom_kills: u64,
 }
 
 impl RunAttempt<'_> {
@@ -194,18 +242,12 @@ impl RunAttempt<'_> {
         CellRun { timeout, network, record, ..ops.cell(call, sandbox) }
     }
 
-    async fn code(
-        &self,
-        state: &mut ContextState,
-        language: Language,
-        code: &str,
-        env: &Environment,
-    ) -> Result<Ran, EngineError> {
-        let (sandbox, kernel) = self.ready_kernel(state, language).await?;
+    async fn code(&self, language: Language, code: &str, env: &Environment) -> Result<Ran, EngineError> {
+        let ready = self.ready_kernel(language).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        match self.cell_in(&sandbox, kernel, state, language, code, env).await {
+        match self.cell_in(&ready, language, code, env).await {
             Ok(ran) => return Ok(ran),
             Err(refused) if refused.failure == GuestFailure::Environment => return Err(refused.into()),
             Err(refused) => {
@@ -213,55 +255,66 @@ impl RunAttempt<'_> {
             }
         }
         // The code did not start. A kernel that accepts no cell is replaced once.
-        let _ = sandbox.stop_kernel(kernel).await;
-        state.kernel_ended(language);
+        let _ = ready.sandbox.stop_kernel(ready.kernel).await;
+        let mut state = self.context.state.lock().await;
+        state.kernel_ended(language, ready.kernel);
         let lost = || "[the interpreter had to be started again: variables are lost, files are kept]".into();
         state.kernel_notices.entry(language).or_insert_with(lost);
-        let (sandbox, kernel) = self.ready_kernel(state, language).await?;
-        Ok(self.cell_in(&sandbox, kernel, state, language, code, env).await?)
+        drop(state);
+        Ok(self.cell_in(&self.ready_kernel(language).await?, language, code, env).await?)
     }
 
     async fn cell_in(
         &self,
-        sandbox: &Arc<LiveSandbox>,
-        kernel: KernelId,
-        state: &mut ContextState,
+        ready: &ReadyKernel,
         language: Language,
         code: &str,
         env: &Environment,
     ) -> Result<Ran, StartRefused> {
+        let ReadyKernel { sandbox, kernel, oom_kills } = ready;
         let cell = self.cell(sandbox);
-        let mut report = cell.code(kernel, code, env, true).await?;
+        let mut report = cell.code(*kernel, code, env, true).await?;
         let end = report.outcome();
-        Ok(self.finish(report, end, sandbox, state, Some(language)).await)
+        Ok(self.finish(report, end, sandbox, *oom_kills, Some((language, *kernel))).await)
     }
 
-    /// Applies the end of a run to the context and builds its result. `language` is that of its kernel, if it had one.
+    /// Applies the end of a run to the context and builds its result. `oom_kills` is the number of memory kills before
+    /// the run.
     pub(super) async fn finish(
         &self,
         report: CellReport<'_>,
         end: RunOutcome,
-        sandbox: &LiveSandbox,
-        state: &mut ContextState,
-        language: Option<Language>,
+        sandbox: &Arc<LiveSandbox>,
+        oom_kills: u64,
+        kernel: Option<(Language, KernelId)>,
     ) -> Ran {
+        let mut state = self.context.state.clone().lock_owned().await;
         match end {
-            RunOutcome::SandboxLost { .. } => state.sandbox = None,
+            RunOutcome::SandboxLost { .. } => state.sandbox_lost(sandbox),
             RunOutcome::TimedOut { state_kept: false, .. }
             | RunOutcome::Cancelled { state_kept: false }
-            | RunOutcome::Ended { .. } => language.into_iter().for_each(|language| state.kernel_ended(language)),
+            | RunOutcome::Ended { .. } => {
+                kernel.into_iter().for_each(|(language, kernel)| state.kernel_ended(language, kernel));
+            }
             _ => {}
         }
-        let end = state.explain(end, sandbox).await;
+        let end = state.explain(end, sandbox, oom_kills).await;
         // The notice is shown only with a run that took place.
-        let notice = state.take_notice(language);
+        let notice = state.take_notice(kernel.map(|(language, _)| language));
         let ran = report.ran(end, self.context.info(), Some(&self.context.keys.outputs));
+        self.ops.record_oom_kills(self.context, state, ran.duration);
         Ran { notice, ..ran }
+    }
+
+    async fn ready_kernel(&self, language: Language) -> Result<ReadyKernel, EngineError> {
+        let mut state = self.context.state.lock().await;
+        let (sandbox, kernel) = self.live_kernel(&mut state, language).await?;
+        Ok(ReadyKernel { sandbox, kernel, oom_kills: state.oom_kills })
     }
 
     /// Returns a sandbox with a live kernel. If the kernel cannot be started in a sandbox that has no other, the
     /// context moves to a new one.
-    async fn ready_kernel(
+    async fn live_kernel(
         &self,
         state: &mut ContextState,
         language: Language,
@@ -295,20 +348,20 @@ impl RunAttempt<'_> {
 }
 
 impl ContextState {
-    /// Records the number of memory kills so far, and returns the statistics if there are new ones.
+    /// Records the number of memory kills so far, and returns the statistics.
     async fn count_oom_kills(&mut self, sandbox: &LiveSandbox) -> Option<sandbox::Stats> {
         let stats = sandbox.stats().await?;
-        let before = std::mem::replace(&mut self.oom_kills, stats.oom_kills);
-        (stats.oom_kills > before).then_some(stats)
+        self.oom_kills = stats.oom_kills;
+        Some(stats)
     }
 
     /// Returns the end of a run, which is `OutOfMemory` if the sandbox's counter shows that a process was killed for
-    /// memory.
-    pub(super) async fn explain(&mut self, end: RunOutcome, sandbox: &LiveSandbox) -> RunOutcome {
+    /// memory since there were `before` kills.
+    pub(super) async fn explain(&mut self, end: RunOutcome, sandbox: &LiveSandbox, before: u64) -> RunOutcome {
         if end != (RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } }) {
             return end;
         }
-        let stats = self.count_oom_kills(sandbox).await;
+        let stats = self.count_oom_kills(sandbox).await.filter(|stats| stats.oom_kills > before);
         stats.map_or(end, |stats| RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
     }
 

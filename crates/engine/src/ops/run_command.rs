@@ -1,11 +1,10 @@
-//! Runs a command in the sandbox of a context. It takes its turn among the runs of the context and sees their files.
+//! Runs a command in the sandbox of a context, beside its kernels and other commands.
 
 use proto::{Ended, GuestFailure};
 
 use super::OpContext;
 use super::run_code::{Run, RunAttempt, RunInput};
 use crate::cell::StartRefused;
-use crate::context::ContextState;
 use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
 
 const SHELL: &str = "/bin/sh";
@@ -43,19 +42,17 @@ fn unstartable(command: &Command) -> Option<StartRefused> {
 }
 
 impl RunAttempt<'_> {
-    pub(super) async fn command(
-        &self,
-        state: &mut ContextState,
-        command: &Command,
-        env: &Environment,
-    ) -> Result<Ran, EngineError> {
+    pub(super) async fn command(&self, command: &Command, env: &Environment) -> Result<Ran, EngineError> {
         let (ops, context) = (self.ops, self.context);
-        let sandbox = ops.ensure_sandbox(context, state, None).await?;
+        let mut state = context.state.lock().await;
+        let sandbox = ops.ensure_sandbox(context, &mut state, None).await?;
+        let oom_kills = state.oom_kills;
+        drop(state);
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
         if let Some(refused) = unstartable(command) {
-            return self.not_started(refused, command, state);
+            return self.not_started(refused, command).await;
         }
         let mut full_env = ops.inner.provisioner()?.runtimes.command_env();
         full_env.extend(ops.inner.provisioner()?.env_of(&sandbox).await);
@@ -67,7 +64,7 @@ impl RunAttempt<'_> {
         let cell = self.cell(&sandbox);
         let mut report = match cell.command(argv, full_env).await {
             Ok(report) => report,
-            Err(refused) => return self.not_started(refused, command, state),
+            Err(refused) => return self.not_started(refused, command).await,
         };
         let end = match report.outcome() {
             RunOutcome::Ended { how: Ended::Exited { code: 0 } } => RunOutcome::Ok,
@@ -77,16 +74,11 @@ impl RunAttempt<'_> {
             RunOutcome::Cancelled { .. } => RunOutcome::Cancelled { state_kept: true },
             end => end,
         };
-        Ok(self.finish(report, end, &sandbox, state, None).await)
+        Ok(self.finish(report, end, &sandbox, oom_kills, None).await)
     }
 
     /// Returns the result of a command that could not be started. As in a shell, this is a result and not an error.
-    fn not_started(
-        &self,
-        refused: StartRefused,
-        command: &Command,
-        state: &mut ContextState,
-    ) -> Result<Ran, EngineError> {
+    async fn not_started(&self, refused: StartRefused, command: &Command) -> Result<Ran, EngineError> {
         let program = match command {
             Command::Shell(_) => SHELL,
             Command::Argv(argv) => argv.first().map_or("", String::as_str),
@@ -98,6 +90,6 @@ impl RunAttempt<'_> {
         };
         let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };
         let ran = Ran::empty(self.context.info(), RunOutcome::Exit { code });
-        Ok(Ran { stderr, notice: state.take_notice(None), ..ran })
+        Ok(Ran { stderr, notice: self.context.state.lock().await.take_notice(None), ..ran })
     }
 }

@@ -105,7 +105,7 @@ impl OpContext {
                 let _queued = self.enqueue()?;
                 let never = (&CancellationToken::new(), EngineError::Cancelled);
                 let why = "an earlier call of this conversation is not finished";
-                self.wait(call, &never, why, conversations.turns.turn(&key)).await?
+                self.wait(call, &never, || why.into(), conversations.turns.turn(&key)).await?
             }
         };
         Ok(Conversation { key, shape, turn })
@@ -176,7 +176,7 @@ impl OneShotRun<'_> {
             // No variables are kept, whatever the guest says.
             *state_kept = false;
         }
-        let end = ContextState::default().explain(end, self.sandbox).await;
+        let end = ContextState::default().explain(end, self.sandbox, 0).await;
         let files = self.files().await;
         Ok(Ran { files, ..report.ran(end, self.info, None) })
     }

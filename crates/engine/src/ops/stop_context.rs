@@ -1,27 +1,37 @@
-//! Stops a context. No call finds it any more, its running code ends by its own deadline, and its sandbox is destroyed
-//! without delaying the answer.
+//! Stops a context. No call finds it any more, its running code is ended at once or ends by its own deadline, and its
+//! sandbox is destroyed without delaying the answer.
 
 use super::{OpContext, unless_cancelled};
-use crate::op::{Call, ContextSelector, EngineError, NoticeKind, Outcome};
+use crate::op::{Call, ContextSelector, EngineError, NoticeKind, Outcome, StoppedContext};
 use crate::tenancy::Removed;
 
 impl OpContext {
     pub(super) async fn stop_context(&self, call: &Call, which: &ContextSelector) -> Result<Outcome, EngineError> {
         let removed = self.tenancy.remove(which, call.connection.as_deref())?;
-        let context_id = removed.context.id.clone();
+        let (context_id, config) = (removed.context.id.clone(), self.tenancy.config());
+        let (mut ended_runs, mut ended_calls) = (Vec::new(), 0);
+        if config.stop_ends_runs && removed.context.is_running() {
+            ended_runs = self.tenancy.tenant.background.running_in(config.realm, &context_id);
+            ended_calls = removed.context.running().saturating_sub(ended_runs.len());
+            if let Some(sandbox) = removed.context.live_sandbox() {
+                sandbox.guest.close(WHY);
+            }
+        }
         self.inner.context_removed(&self.tenancy, &removed, NoticeKind::Stopped);
         unless_cancelled(call, finish(removed), &self.inner).await?;
-        Ok(Outcome::Stopped { context_id })
+        Ok(Outcome::Stopped(StoppedContext { context_id, ended_runs, ended_calls }))
     }
 }
 
-/// Waits for both turns and orders the end of the sandbox. Running code and browser actions keep their turns no longer
+const WHY: &str = "its context was stopped";
+
+/// Waits for the runs and the browser, and orders the end of the sandbox. Running code and browser actions last no longer
 /// than their own deadlines. If too many sandboxes of the tenant are already ending, this function also waits for the
 /// end, and the context keeps its share of the limits meanwhile.
 pub(crate) async fn finish(removed: Removed) -> Result<(), EngineError> {
-    const WHY: &str = "its context was stopped";
     let _browser_turn = removed.context.browser_turn.lock().await;
-    let Some(sandbox) = removed.context.turn.lock().await.sandbox.take() else { return Ok(()) };
+    let _runs = removed.context.runs_over.write().await;
+    let Some(sandbox) = removed.context.state.lock().await.sandbox.take() else { return Ok(()) };
     let ended = match removed.ending() {
         Some(permit) => sandbox.end(WHY, permit).await,
         None => sandbox.destroy(WHY).await,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use engine::op::{RunCode, RunOutcome, RunProgress};
-use engine::{Engine, EngineError, Op, Outcome, Tenant};
+use engine::op::{RunCode, RunOutcome, RunProgress, StoppedContext};
+use engine::{Engine, EngineError, Event, Op, Outcome, Tenant};
 use testkit::fake::FakeBackend;
+use tokio::time::Instant;
 
 use crate::support::*;
 
@@ -60,6 +61,77 @@ async fn it_takes_its_turn_before_what_is_asked_for_next() {
     for run in runs {
         assert!(wait(&engine, &run, None, 0).await.end.is_some());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_queued_until_the_run_before_it_has_ended_and_its_time_counts_from_then() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.waiting_counts = true)).await;
+    let id = create(&engine, "a").await;
+    let first = start(&engine, &id, "sleep 5000").await;
+    assert!(!wait(&engine, &first, None, 0).await.queued);
+    let mut run = RunCode::new(existing(&id), "sleep 2000\nprint second");
+    (run.background, run.timeout) = (true, Some(Duration::from_secs(3)));
+    let Ok(Outcome::Started(second)) = engine.execute(&call(), Op::RunCode(run)).await else { panic!() };
+    assert!(second.queued);
+    assert!(wait(&engine, &second.run, None, 1).await.queued);
+    let progress = wait(&engine, &second.run, None, 5).await;
+    assert!(!progress.queued && progress.end.is_none(), "{progress:?}");
+    let end = wait(&engine, &second.run, None, 5).await.end.unwrap().unwrap();
+    assert_eq!((end.end, text(&end.stdout)), (RunOutcome::Ok, "second\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_says_for_what_and_gives_up_at_its_timeout() {
+    let backend = FakeBackend::new();
+    let config = agentrun(|realm| {
+        (realm.waiting_counts, realm.timeout, realm.max_timeout) =
+            (true, Duration::from_secs(100), Duration::from_secs(100));
+    });
+    let engine = engine_with(&backend, config).await;
+    let id = create(&engine, "a").await;
+    let first = start(&engine, &id, "sleep 60000").await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let (caller, mut events) = followed();
+    let mut run = RunCode::new(existing(&id), "print never");
+    run.timeout = Some(Duration::from_secs(5));
+    let waiting = spawn_op(&engine, &caller, Op::RunCode(run));
+    let why = format!("the background run {first} has been running in this context for 11 s");
+    assert_eq!(events.recv().await, Some(Event::Waiting { why }));
+    let refused = EngineError::NotStarted {
+        timeout: Duration::from_secs(5),
+        running: Some(Duration::from_secs(15)),
+        run: Some(first),
+    };
+    assert_eq!(waiting.await.unwrap(), Err(refused));
+
+    let before = Instant::now();
+    let mut run = RunCode::new(existing(&id), "hang");
+    run.timeout = Some(Duration::from_secs(50));
+    let ended = ran(engine.execute(&call(), Op::RunCode(run)).await);
+    assert_eq!(ended.end, RunOutcome::TimedOut { after: Duration::from_secs(50), state_kept: true });
+    assert_eq!(before.elapsed().as_secs(), 50, "45 s of waiting are a part of it");
+    assert!(!backend.runs().contains(&"print never".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_ends_what_runs_where_the_realm_says_so() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.stop_ends_runs = true)).await;
+    let id = create(&engine, "a").await;
+    let cell = spawn_run(&engine, call(), &id, "sleep 50000");
+    begun(&backend, "sleep 50000").await;
+    let mut server = shell(existing(&id), "sleep 40000");
+    server.background = true;
+    let Ok(Outcome::Started(server)) = engine.execute(&call(), Op::RunCommand(server)).await else { panic!() };
+    let before = Instant::now();
+    let stopped = engine.execute(&call(), stop_op(&id)).await;
+    let expected = StoppedContext { context_id: id, ended_runs: vec![server.run.clone()], ended_calls: 1 };
+    assert_eq!(stopped, Ok(Outcome::Stopped(expected)));
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    assert_eq!(lost(&ran(cell.await.unwrap())), "its context was stopped");
+    let end = wait(&engine, &server.run, None, 5).await.end.unwrap().unwrap();
+    assert_eq!(lost(&end), "its context was stopped");
 }
 
 #[tokio::test(start_paused = true)]

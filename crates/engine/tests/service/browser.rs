@@ -308,7 +308,9 @@ async fn only_files_of_the_context_are_uploaded() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_waits_for_the_browser_and_those_behind_give_up() {
     let backend = FakeBackend::new();
-    let engine = browsing(&backend).await;
+    let mut config = EngineConfig { pool_realm: dialects::sandpool::REALM, ..config() };
+    config.realms.iter_mut().for_each(|realm| realm.stop_ends_runs = false);
+    let engine = browsing_with(&backend, config).await;
     go(&engine, "c", "http://page/").await;
     let first = spawn_op(&engine, &caller(), open("c", "fake:sleep 3000"));
     opened(&backend, "fake:sleep 3000").await;

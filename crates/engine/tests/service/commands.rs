@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use engine::op::{Command, ContextSelector, NewContext, RunCommand, RunOutcome, Target};
-use engine::{EngineError, Op};
+use engine::{EngineError, Op, Outcome};
 use proto::{Ended, Language};
 use testkit::fake::FakeBackend;
+use tokio::time::Instant;
 
 use crate::support::*;
 
@@ -53,7 +54,7 @@ async fn a_program_that_is_not_there_is_a_result_as_in_a_shell() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_waits_for_the_cell_before_it_and_sees_interpreters_first_in_its_path() {
+async fn a_command_sees_interpreters_first_in_its_path_and_the_files_of_cells() {
     let backend = FakeBackend::new();
     let command = |name: &str| engine::KernelCommand {
         argv: vec![format!("/opt/{name}/bin/{name}")],
@@ -65,14 +66,52 @@ async fn a_command_waits_for_the_cell_before_it_and_sees_interpreters_first_in_i
     let backend_again = std::sync::Arc::new(backend.clone());
     let engine = engine::Engine::start(config(), runtimes, backend_again).await.unwrap();
     let id = create(&engine, "a").await;
-    let cell = spawn_run(&engine, call(), &id, "sleep 1000\nwrite f x");
-    begun(&backend, "sleep 1000\nwrite f x").await;
+    assert_eq!(run(&engine, &id, "write f x").await.end, RunOutcome::Ok);
     let mut op = shell(existing(&id), "read f\nenv PATH\nenv HOME\nenv MINE");
     op.env.0.insert("MINE".into(), "yes".into());
     let seen = ran(engine.execute(&call(), Op::RunCommand(op)).await);
     let path = "/opt/python/bin:/opt/node/bin:/usr/bin:/bin";
     assert_eq!(text(&seen.stdout), format!("x{path}\n/workspace\nyes\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn commands_run_beside_cells_and_beside_each_other() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.runs_at_once = 10)).await;
+    let id = create(&engine, "a").await;
+    let cell = spawn_run(&engine, call(), &id, "sleep 20000");
+    begun(&backend, "sleep 20000").await;
+    let mut server = shell(existing(&id), "sleep 10000\nprint served");
+    server.background = true;
+    let Ok(Outcome::Started(started)) = engine.execute(&call(), Op::RunCommand(server)).await else { panic!() };
+    assert!(!started.queued);
+    let before = Instant::now();
+    let quick = ran(engine.execute(&call(), Op::RunCommand(shell(existing(&id), "print quick"))).await);
+    assert_eq!(text(&quick.stdout), "quick\n");
+    assert!(before.elapsed() < Duration::from_secs(1));
     assert_eq!(ran(cell.await.unwrap()).end, RunOutcome::Ok);
+    let info = engine.execute(&call(), Op::ListContexts).await;
+    assert!(matches!(info, Ok(Outcome::Contexts(all)) if !all[0].busy), "both have ended");
+}
+
+/// The lost sandbox of one run may have been replaced by another run before the first one ends.
+#[tokio::test(start_paused = true)]
+async fn runs_that_lose_their_sandbox_together_leave_its_successor_alone() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.runs_at_once = 10)).await;
+    let id = create(&engine, "a").await;
+    let (cell, command) = (
+        spawn_run(&engine, call(), &id, "sleep 50000"),
+        spawn_op(&engine, &call(), Op::RunCommand(shell(existing(&id), "sleep 50000"))),
+    );
+    begun(&backend, "sleep 50000").await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    (0..backend.created()).for_each(|number| backend.kill(number));
+    for ended in [ran(cell.await.unwrap()), ran(command.await.unwrap())] {
+        assert!(matches!(ended.end, RunOutcome::SandboxLost { .. }), "{:?}", ended.end);
+    }
+    assert_eq!(run(&engine, &id, "set x 1").await.end, RunOutcome::Ok);
+    assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n");
 }
 
 #[tokio::test(start_paused = true)]

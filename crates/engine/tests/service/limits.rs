@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use engine::op::{ContextSelector, NewContext, Notice, NoticeKind, Quota, RunCode, RunOutcome, Size, Target};
+use engine::op::{
+    ContextSelector, NewContext, Notice, NoticeKind, Quota, RunCode, RunOutcome, Size, StoppedContext, Target,
+};
 use engine::{Call, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -229,7 +231,11 @@ async fn a_back_end_that_never_ends_a_sandbox_holds_nobody_up_for_ever() {
     let id = create(&engine, "a").await;
     backend.hang_destroys(true);
     let stopped = engine.execute(&call(), stop_op(&id)).await;
-    assert_eq!(stopped, Ok(Outcome::Stopped { context_id: id }), "nobody reaches it any more");
+    assert_eq!(
+        stopped,
+        Ok(Outcome::Stopped(StoppedContext { context_id: id, ..StoppedContext::default() })),
+        "nobody reaches it any more"
+    );
     eventually("another is ready in its place", || backend.living() == 4).await;
     backend.hang_destroys(false);
     tokio::time::sleep(Duration::from_secs(60)).await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use engine::op::{ContextSelector, NewContext, Ran, RunCode, RunOutcome, Size, Target};
+use engine::op::{ContextSelector, NewContext, Ran, RunCode, RunOutcome, Size, StoppedContext, Target};
 use engine::{Call, Engine, EngineError, Op, Outcome};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -136,7 +136,7 @@ async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
     let several = engine.execute(&nobody, current("print")).await;
     assert_eq!(several, Err(EngineError::NoCurrent { ids: vec![b.clone(), a.clone()] }));
     let stopped = engine.execute(&of("b"), Op::StopContext { which: ContextSelector::Current }).await;
-    assert_eq!(stopped, Ok(Outcome::Stopped { context_id: b }));
+    assert_eq!(stopped, Ok(Outcome::Stopped(StoppedContext { context_id: b, ..StoppedContext::default() })));
     let none = engine.execute(&of("b"), current("print")).await;
     assert_eq!(none, Err(EngineError::NoCurrent { ids: vec![] }), "another connection's is not touched");
     let none = engine.execute(&of("b"), Op::StopContext { which: ContextSelector::Current }).await;

@@ -276,7 +276,7 @@ impl From<EngineError> for DownloadRefusal {
         match error {
             E::ContextNotFound(_) | E::FileNotFound(_) | E::InvalidPath { .. } => Self::NotFound,
             E::FileTooLarge { .. } => Self::TooLarge,
-            E::Busy(_) | E::QueueFull(_) | E::InUse(_) | E::OverLimit { .. } => Self::Busy,
+            E::Busy(_) | E::NotStarted { .. } | E::QueueFull(_) | E::InUse(_) | E::OverLimit { .. } => Self::Busy,
             E::NotReady(_) | E::Cancelled | E::ShuttingDown => Self::Busy,
             other => {
                 tracing::warn!(error = %other, "a file could not be opened");

@@ -8,7 +8,8 @@ use std::time::Duration;
 use engine::op::{
     Call, Captured, CellError, Command, ContextInfo, ContextSelector, Ended, EngineError, Event, FileEntry, FileKind,
     FileListing, FileOwner, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode,
-    RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target,
+    RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, StoppedContext, Stream,
+    Target,
 };
 use server::handler::{Execute, Executing};
 use tokio::time::Instant;
@@ -211,7 +212,7 @@ impl FakeEngine {
         }
         let id = self.with(call, which, |c| Ok(c.info.id.clone()))?;
         self.contexts.lock().unwrap().retain(|c| c.info.id != id);
-        Ok(Outcome::Stopped { context_id: id })
+        Ok(Outcome::Stopped(StoppedContext { context_id: id, ..StoppedContext::default() }))
     }
 
     fn with<T>(
@@ -348,7 +349,7 @@ impl FakeEngine {
         let end = ran.map(|ran| Box::new(Ran { context: context.clone(), created, ..ran }));
         let mut runs = self.runs.lock().unwrap();
         runs.push(Background { context: context.clone(), command, ends, cancelled: false, end });
-        Outcome::Started(RunInfo { run: format!("run-{}", runs.len()), context, created })
+        Outcome::Started(RunInfo { run: format!("run-{}", runs.len()), queued: false, context, created })
     }
 
     fn with_run<T>(&self, id: &str, f: impl FnOnce(&mut Background) -> T) -> Result<T, EngineError> {
@@ -369,6 +370,7 @@ impl FakeEngine {
             })?;
             if ended || until <= Instant::now() {
                 return Ok(Outcome::Progress(RunProgress {
+                    queued: false,
                     run,
                     context_id,
                     command,
