@@ -12,7 +12,7 @@ use text::clipped;
 
 use super::errors::{invalid, sentence};
 use super::target;
-use crate::args::{Argument, Timeout, Whole, args};
+use crate::args::{self, Argument, Timeout, Whole, args};
 use crate::operation::{self, RunReply};
 use crate::output::{output, unless_empty};
 use crate::shared::run::{RunWording, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded};
@@ -43,20 +43,30 @@ args! {
     struct CancelRunArgs { run: String }
 }
 
-/// The language of the code. Models write the name of a shell when they mean `run_command`, which gives the same kind
-/// of answer.
+/// The language of the code. Code for a shell runs as a command does.
+#[derive(Clone, Copy)]
 enum CodeLanguage {
     Shell,
     Kernel(Language),
 }
 
 impl Argument for CodeLanguage {
-    const CHOICES: &'static [&'static str] = Language::CHOICES;
+    const CHOICES: &'static [&'static str] = &["python", "javascript", "typescript", "bash"];
 
     fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
         match value.as_str() {
-            Some("bash" | "sh" | "shell") => Ok(Self::Shell),
-            _ => Language::parse(field, value).map(Self::Kernel),
+            // Models also write these.
+            Some("sh" | "shell") => Ok(Self::Shell),
+            _ => args::choice(
+                field,
+                value,
+                &[
+                    ("python", Self::Kernel(Language::Python)),
+                    ("javascript", Self::Kernel(Language::Javascript)),
+                    ("typescript", Self::Kernel(Language::Typescript)),
+                    ("bash", Self::Shell),
+                ],
+            ),
         }
     }
 }
@@ -91,7 +101,7 @@ pub(super) fn run_command(args: RunCommandArgs, options: &Options) -> Lowering {
     let run = RunCommand {
         target: target(args.context),
         language: None,
-        command: Command::Shell(args.command),
+        command: Command::Bash(args.command),
         timeout: time(args.timeout, args.background, options.max_command_timeout)?,
         env: args.env,
         network: Network::asked(args.network),

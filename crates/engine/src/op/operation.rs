@@ -235,6 +235,8 @@ pub struct Browse {
 pub enum Command {
     /// A line for `/bin/sh -c`.
     Shell(String),
+    /// A line for `bash -c`, or for `/bin/sh -c` in a sandbox without bash.
+    Bash(String),
     /// A program and its arguments, run without a shell.
     Argv(Vec<String>),
 }

@@ -213,7 +213,7 @@ impl RunInput {
     pub(super) fn length(&self) -> usize {
         match self {
             Self::Code { code, .. } => code.len(),
-            Self::Command(Command::Shell(line)) => line.len(),
+            Self::Command(Command::Shell(line) | Command::Bash(line)) => line.len(),
             Self::Command(Command::Argv(argv)) => argv.iter().map(String::len).sum(),
         }
     }

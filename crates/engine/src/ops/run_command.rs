@@ -8,6 +8,7 @@ use crate::cell::StartRefused;
 use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
 
 const SHELL: &str = "/bin/sh";
+const BASH: &str = "/bin/bash";
 /// Exit statuses that a shell reports for a program that does not exist and for one that cannot be started.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
@@ -31,7 +32,7 @@ impl OpContext {
 /// guest.
 fn unstartable(command: &Command) -> Option<StartRefused> {
     let parts = match command {
-        Command::Shell(line) => std::slice::from_ref(line),
+        Command::Shell(line) | Command::Bash(line) => std::slice::from_ref(line),
         Command::Argv(argv) => argv,
     };
     if parts.first().is_none_or(String::is_empty) && matches!(command, Command::Argv(_)) {
@@ -57,12 +58,19 @@ impl RunAttempt<'_> {
         let mut full_env = ops.inner.provisioner()?.runtimes.command_env();
         full_env.extend(ops.inner.provisioner()?.env_of(&sandbox).await);
         full_env.extend(env.0.clone());
-        let argv = match command {
-            Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
-            Command::Argv(argv) => argv.clone(),
-        };
+        let in_shell = |shell: &str, line: &String| vec![shell.into(), "-c".into(), line.clone()];
         let cell = self.cell(&sandbox);
-        let mut report = match cell.command(argv, full_env).await {
+        let started = match command {
+            Command::Shell(line) => cell.command(in_shell(SHELL, line), full_env).await,
+            Command::Argv(argv) => cell.command(argv.clone(), full_env).await,
+            Command::Bash(line) => match cell.command(in_shell(BASH, line), full_env.clone()).await {
+                Err(refused) if refused.failure == GuestFailure::NotFound => {
+                    cell.command(in_shell(SHELL, line), full_env).await
+                }
+                started => started,
+            },
+        };
+        let mut report = match started {
             Ok(report) => report,
             Err(refused) => return self.not_started(refused, command).await,
         };
@@ -80,7 +88,7 @@ impl RunAttempt<'_> {
     /// Returns the result of a command that could not be started. As in a shell, this is a result and not an error.
     async fn not_started(&self, refused: StartRefused, command: &Command) -> Result<Ran, EngineError> {
         let program = match command {
-            Command::Shell(_) => SHELL,
+            Command::Shell(_) | Command::Bash(_) => SHELL,
             Command::Argv(argv) => argv.first().map_or("", String::as_str),
         };
         let (code, text) = match refused.failure {

@@ -74,6 +74,17 @@ async fn a_command_sees_interpreters_first_in_its_path_and_the_files_of_cells() 
     assert_eq!(text(&seen.stdout), format!("x{path}\n/workspace\nyes\n"));
 }
 
+/// The scripted guest knows no bash.
+#[tokio::test(start_paused = true)]
+async fn without_bash_a_line_for_it_runs_in_the_plain_shell() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let run = RunCommand { command: Command::Bash("print x\nexit 3".into()), ..shell(existing(&id), "") };
+    let ended = ran(engine.execute(&call(), Op::RunCommand(run)).await);
+    assert_eq!((ended.end, text(&ended.stdout)), (RunOutcome::Exit { code: 3 }, "x\n"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn commands_run_beside_cells_and_beside_each_other() {
     let backend = FakeBackend::new();

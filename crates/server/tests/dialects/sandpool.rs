@@ -282,7 +282,7 @@ fn arguments_become_operations() {
     else {
         panic!()
     };
-    assert_eq!((run.command, run.env.0["A"].as_str()), (Command::Shell("ls".into()), "b"));
+    assert_eq!((run.command, run.env.0["A"].as_str()), (Command::Bash("ls".into()), "b"));
     let Op::CreateContext(new) = lower("create_context", json!({ "name": "данные_1", "size": "small" })).unwrap()
     else {
         panic!()
@@ -298,7 +298,7 @@ fn refusals_say_what_would_be_right() {
         (
             "run_code",
             json!({ "code": "1", "language": "ruby" }),
-            "language must be one of 'python', 'javascript', 'typescript', got 'ruby'",
+            "language must be one of 'python', 'javascript', 'typescript', 'bash', got 'ruby'",
         ),
         ("run_code", json!({ "code": "1", "timeout": 301 }), "timeout must be a whole number from 1 to 300, got 301"),
         (

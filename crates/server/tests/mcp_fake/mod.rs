@@ -315,7 +315,7 @@ impl FakeEngine {
     async fn command(&self, call: &Call, run: RunCommand) -> Result<Outcome, EngineError> {
         let (context, created) = self.target(call, run.target, run.language)?;
         let line = match run.command {
-            Command::Shell(line) => line,
+            Command::Shell(line) | Command::Bash(line) => line,
             Command::Argv(argv) => format!("argv: {argv:?}"),
         };
         if run.background {
