@@ -5,6 +5,7 @@ mod browser_hostile;
 mod browsing;
 mod data;
 mod document;
+mod everyday;
 mod forked;
 mod hostile;
 mod interfaces;

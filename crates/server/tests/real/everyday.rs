@@ -1,0 +1,58 @@
+//! What people and models do first with the default dialect.
+
+use serde_json::json;
+use testkit::client::{Client, ToolResult};
+
+use crate::support::{Leftovers, StateDir, stdio_of};
+
+fn start(state: &StateDir) -> Client {
+    Client::start(stdio_of("sandpool", &state.0, ""))
+}
+
+fn command(client: &mut Client, line: &str) -> ToolResult {
+    client.call("run_command", json!({ "command": line, "timeout": 30 }))
+}
+
+#[test]
+fn a_server_in_the_background_is_reached_by_code_and_commands_until_its_context_stops() {
+    let before = Leftovers::count();
+    let state = StateDir::new("everyday");
+    let mut client = start(&state);
+    assert_eq!(command(&mut client, "echo hello > page.html").json()["success"], true);
+    let line = "exec python3 -m http.server 8000 --bind 127.0.0.1";
+    let server = client.call("run_command", json!({ "command": line, "background": true }));
+    assert_eq!(server.json()["status"], "running", "{}", server.0);
+    let fetch = "until exec 3<>/dev/tcp/127.0.0.1/8000; do sleep 0.1; done 2>/dev/null
+        printf 'GET /page.html HTTP/1.0\\r\\n\\r\\n' >&3; tail -n 1 <&3";
+    let fetched = command(&mut client, fetch);
+    assert_eq!(
+        (fetched.field("stdout"), fetched.json()["status"].as_str()),
+        ("hello\n".into(), Some("ok")),
+        "{}",
+        fetched.0
+    );
+    let code = "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:8000/page.html').read()";
+    let read = client.call("run_code", json!({ "code": code }));
+    assert_eq!(read.field("result"), "b'hello\\n'", "{}", read.0);
+
+    let run = server.field("run");
+    let stopped = client.call("stop_context", json!({ "context": "default" }));
+    assert_eq!(stopped.json()["ended_runs"], json!([run]), "{}", stopped.0);
+    let end = client.call("wait_run", json!({ "run": run }));
+    assert_eq!(end.json()["status"], "lost", "{}", end.0);
+    assert!(client.finish().success());
+    drop(state);
+    before.assert_same();
+}
+
+#[test]
+fn commands_run_in_bash() {
+    let state = StateDir::new("bash");
+    let mut client = start(&state);
+    let bash = command(&mut client, "a=(x y); [[ ${a[1]} == y ]] && echo ${#a[@]}");
+    assert_eq!(bash.field("stdout"), "2\n", "{}", bash.0);
+    let failed = client.call("run_code", json!({ "code": "echo before\nfalse", "language": "bash" }));
+    assert!(failed.is_error(), "{}", failed.0);
+    assert_eq!((failed.field("stdout"), failed.json()["exit_code"].as_i64()), ("before\n".into(), Some(1)));
+    assert!(client.finish().success());
+}
