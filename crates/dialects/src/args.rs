@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use text::shown;
 
 use crate::shared::files::Encoding;
-use crate::{Field, FieldKind};
+use crate::{Field, FieldKind, Options};
 
 pub type Args = Map<String, Value>;
 
@@ -98,6 +98,8 @@ pub(crate) trait Argument: Sized {
     const REQUIRED: bool = true;
     /// The values that the schema names; empty for free text.
     const CHOICES: &'static [&'static str] = &[];
+    /// The range that the operator sets, for the description of the argument.
+    const RANGE: Option<fn(&Options) -> String> = None;
     /// Whether an empty text counts as absent, and is refused even if the argument is optional.
     const FILLED: bool = false;
 
@@ -125,6 +127,7 @@ impl<A: Argument> Argument for Option<A> {
     const KIND: FieldKind = A::KIND;
     const REQUIRED: bool = false;
     const CHOICES: &'static [&'static str] = A::CHOICES;
+    const RANGE: Option<fn(&Options) -> String> = A::RANGE;
 
     fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
         match value.as_str() {

@@ -153,6 +153,8 @@ pub struct Options {
     /// Maximum timeout that a call may ask for, in seconds.
     pub max_timeout: u64,
     pub max_command_timeout: u64,
+    /// Maximum timeout of a background run, in seconds.
+    pub max_background: u64,
     /// Whether clients may see the path of a shared volume on the host.
     pub show_host_paths: bool,
 }
@@ -165,6 +167,7 @@ impl Default for Options {
             underscores: false,
             max_timeout: 300,
             max_command_timeout: 1800,
+            max_background: 1800,
             show_host_paths: true,
         }
     }
@@ -224,6 +227,8 @@ pub struct Field {
     pub kind: FieldKind,
     /// Values that are advertised; empty for free text.
     pub choices: &'static [&'static str],
+    /// The range that the operator sets. The description names it, because clients refuse schemas with `maximum`.
+    pub range: Option<fn(&Options) -> String>,
     pub default: Option<fn(&Options) -> Value>,
 }
 
@@ -397,7 +402,7 @@ impl Dialect {
 impl Field {
     /// Describes an argument of the type `A`.
     const fn of<A: args::Argument>(name: &'static str) -> Self {
-        Self { name, required: A::REQUIRED, kind: A::KIND, choices: A::CHOICES, default: None }
+        Self { name, required: A::REQUIRED, kind: A::KIND, choices: A::CHOICES, range: A::RANGE, default: None }
     }
 
     /// Returns the schema of a field. It has a description only if the prose has one, because some documents print
@@ -412,7 +417,8 @@ impl Field {
             FieldKind::TextMap => json!({ "type": "object", "additionalProperties": text() }),
         };
         if let Some(description) = prose::field(section, self.name) {
-            schema["description"] = json!(description);
+            let range = self.range.map(|range| format!(" [{}]", range(options))).unwrap_or_default();
+            schema["description"] = json!(format!("{description}{range}"));
         }
         if !self.choices.is_empty() {
             schema["enum"] = json!(self.choices);

@@ -129,8 +129,10 @@ pub struct RealmConfig {
     pub timeout: Duration,
     /// Maximum timeout that a run may ask for.
     pub max_timeout: Duration,
-    /// Maximum timeout that a command or a background run may ask for.
+    /// Maximum timeout that a command may ask for.
     pub max_command_timeout: Duration,
+    /// Maximum timeout that a background run may ask for.
+    pub max_background: Duration,
     /// If true, the time that a run waits for others counts towards its timeout.
     pub waiting_counts: bool,
     /// If true, a stop of a context ends its running code; otherwise the stop waits for it.
@@ -201,6 +203,7 @@ impl RealmConfig {
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(300),
             max_command_timeout: Duration::from_secs(1800),
+            max_background: Duration::from_secs(1800),
             waiting_counts: false,
             stop_ends_runs: false,
             limits: limits(2048 * MB, 2000, 1024 * MB),

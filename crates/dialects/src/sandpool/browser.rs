@@ -13,10 +13,10 @@ use crate::args::{AnyText, Argument, Count, Timeout, Whole, args, choice, choice
 use crate::operation::{self, Operation};
 use crate::shared::TEXT_BUDGET;
 use crate::shared::browse::{LOOKING, OPENING};
-use crate::{ArgError, Lowering, Options};
+use crate::{ArgError, FieldKind, Lowering, Options};
 
 args! {
-    struct OpenArgs { url: String, context: Option<String>, timeout: Option<Timeout> }
+    struct OpenArgs { url: String, context: Option<String>, timeout: Option<PageTimeout> }
 
     /// Holds every field that an action can have. All fields are read for every action, so that a wrong value is
     /// refused even if the action does not use it.
@@ -40,7 +40,7 @@ args! {
         close: bool,
         expression: Option<String>,
         context: Option<String>,
-        timeout: Option<Timeout>,
+        timeout: Option<PageTimeout>,
     }
 
     struct SnapshotArgs {
@@ -101,6 +101,23 @@ const USUAL_SNAPSHOT_CHARS: u32 = 20_000;
 const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 
 /// Returns an action in the context of the call. A context that is created for the browser has a browser ready.
+struct PageTimeout(Timeout);
+
+impl Argument for PageTimeout {
+    const KIND: FieldKind = Timeout::KIND;
+    const RANGE: Option<fn(&Options) -> String> = Some(|options| format!("1–{}", options.max_timeout));
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        Timeout::parse(field, value).map(Self)
+    }
+}
+
+impl PageTimeout {
+    fn read(asked: Option<Self>, options: &Options) -> Result<Option<Duration>, ArgError> {
+        Timeout::up_to(asked.map(|timeout| timeout.0), options.max_timeout)
+    }
+}
+
 fn browse(context: Option<String>, ask: Ask, timeout: Duration) -> Browse {
     let Target { which, make } = target(context);
     let target = Target { which, make: make.map(|new| NewContext { browser: true, ..new }) };
@@ -112,7 +129,7 @@ fn answered(operation: Operation<Browsed>) -> Lowering {
 }
 
 pub(super) fn open(args: OpenArgs, options: &Options) -> Lowering {
-    let timeout = Timeout::up_to(args.timeout, options.max_timeout)?.unwrap_or(OPENING);
+    let timeout = PageTimeout::read(args.timeout, options)?.unwrap_or(OPENING);
     answered(operation::browse(browse(args.context, Ask::Open { url: args.url }, timeout)))
 }
 
@@ -124,7 +141,7 @@ pub(super) fn act(mut args: ActArgs, options: &Options) -> Lowering {
     }
     // An action that may open a page gets the timeout of opening one.
     let usual = if matches!(args.action.0, "wait" | "tab" | "back" | "forward" | "reload") { OPENING } else { USUAL };
-    let timeout = Timeout::up_to(args.timeout.take(), options.max_timeout)?.unwrap_or(usual);
+    let timeout = PageTimeout::read(args.timeout.take(), options)?.unwrap_or(usual);
     let uploads = if args.action.0 == "upload" {
         args.needed("files", Some(uploads).filter(|files| !files.is_empty()))?
     } else {

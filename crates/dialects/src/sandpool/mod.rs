@@ -1,6 +1,8 @@
 //! The dialect `sandpool` of this project. Code, commands and files share one context, which is created on demand; long
 //! runs continue in the background.
 
+use std::time::Duration;
+
 use engine::op::{ContextSelector, Language, NewContext, Target};
 use engine::{Realm, RealmConfig};
 
@@ -25,7 +27,15 @@ const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
 
 /// Returns the rules of the engine for this dialect.
 pub fn realm() -> RealmConfig {
-    RealmConfig { waiting_counts: true, stop_ends_runs: true, ..RealmConfig::usual(REALM) }
+    let usual = RealmConfig::usual(REALM);
+    RealmConfig {
+        waiting_counts: true,
+        stop_ends_runs: true,
+        // Code may run for as long as a command, and a server in the background for hours.
+        max_timeout: usual.max_command_timeout,
+        max_background: Duration::from_secs(4 * 60 * 60),
+        ..usual
+    }
 }
 
 pub static DIALECT: Dialect = Dialect {

@@ -17,14 +17,14 @@ use crate::operation::{self, RunReply};
 use crate::output::{output, unless_empty};
 use crate::shared::run::{RunWording, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded};
 use crate::shared::{TEXT_BUDGET, add_lines};
-use crate::{Answer, ArgError, Block, Lowering, Options, RenderInput, Reply};
+use crate::{Answer, ArgError, Block, FieldKind, Lowering, Options, RenderInput, Reply};
 
 args! {
     struct RunCodeArgs {
         code: String,
         language: Option<CodeLanguage>,
         context: Option<String>,
-        timeout: Option<Timeout>,
+        timeout: Option<RunTimeout>,
         env: Environment,
         network: Option<bool>,
         background: bool,
@@ -33,7 +33,7 @@ args! {
     struct RunCommandArgs {
         command: String,
         context: Option<String>,
-        timeout: Option<Timeout>,
+        timeout: Option<RunTimeout>,
         env: Environment,
         network: Option<bool>,
         background: bool,
@@ -41,6 +41,19 @@ args! {
 
     struct WaitRunArgs { run: String, cursor: Option<Whole<0, { 1 << 52 }>>, wait: Option<Whole<0, LONGEST_WAIT>> }
     struct CancelRunArgs { run: String }
+}
+
+/// Time for a run, up to the longest time in the background.
+struct RunTimeout(Timeout);
+
+impl Argument for RunTimeout {
+    const KIND: FieldKind = Timeout::KIND;
+    const RANGE: Option<fn(&Options) -> String> =
+        Some(|options| format!("1–{}; background 1–{}", options.max_timeout, options.max_background));
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        Timeout::parse(field, value).map(Self)
+    }
 }
 
 /// The language of the code. Code for a shell runs as a command does.
@@ -84,12 +97,11 @@ pub(super) fn run_code(args: RunCodeArgs, options: &Options) -> Lowering {
         Some(CodeLanguage::Kernel(language)) => Some(language),
         None => None,
     };
-    let longest = if background { options.max_command_timeout } else { options.max_timeout };
     let run = RunCode {
         target: target(context),
         language,
         code,
-        timeout: time(timeout, background, longest)?,
+        timeout: time(timeout, background, options)?,
         env,
         network: Network::asked(network),
         background,
@@ -102,7 +114,7 @@ pub(super) fn run_command(args: RunCommandArgs, options: &Options) -> Lowering {
         target: target(args.context),
         language: None,
         command: Command::Bash(args.command),
-        timeout: time(args.timeout, args.background, options.max_command_timeout)?,
+        timeout: time(args.timeout, args.background, options)?,
         env: args.env,
         network: Network::asked(args.network),
         background: args.background,
@@ -111,8 +123,14 @@ pub(super) fn run_command(args: RunCommandArgs, options: &Options) -> Lowering {
 }
 
 /// Returns the timeout. Nobody waits for a run in the background, so its default is the longest timeout.
-fn time(asked: Option<Timeout>, background: bool, longest: u64) -> Result<Option<Duration>, ArgError> {
-    Ok(Timeout::up_to(asked, longest)?.or(background.then_some(Duration::from_secs(longest))))
+fn time(asked: Option<RunTimeout>, background: bool, options: &Options) -> Result<Option<Duration>, ArgError> {
+    let longest = if background { options.max_background } else { options.max_timeout };
+    let asked = Timeout::up_to(asked.map(|timeout| timeout.0), longest);
+    let asked = asked.map_err(|refused| match background || options.max_background <= options.max_timeout {
+        true => refused,
+        false => ArgError::new(format!("{}; background=true allows up to {}", refused.message, options.max_background)),
+    })?;
+    Ok(asked.or(background.then_some(Duration::from_secs(longest))))
 }
 
 pub(super) fn wait_run(args: WaitRunArgs, _: &Options) -> Lowering {

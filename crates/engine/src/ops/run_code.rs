@@ -165,8 +165,9 @@ impl OpContext {
     fn time_for(&self, run: &Run) -> Duration {
         let config = self.tenancy.config();
         let most = match run.work {
-            RunInput::Code { .. } if !run.background => config.max_timeout,
-            _ => config.max_command_timeout,
+            _ if run.background => config.max_background,
+            RunInput::Code { .. } => config.max_timeout,
+            RunInput::Command(_) => config.max_command_timeout,
         };
         let usual = if run.background { most } else { config.timeout };
         run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most.max(config.timeout))

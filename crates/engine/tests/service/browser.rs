@@ -173,7 +173,7 @@ async fn deadlines_come_from_the_inside_out() {
     };
     let began = Instant::now();
     browsed(engine.execute(&caller(), Op::Browse(op)).await);
-    assert_eq!(began.elapsed().as_secs(), 300, "no longer than a run may ask for");
+    assert_eq!(began.elapsed().as_secs(), 1800, "no longer than a run may ask for");
 }
 
 #[tokio::test(start_paused = true)]

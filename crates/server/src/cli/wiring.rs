@@ -223,11 +223,13 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
     // Within the bounds of the settings the conversion is exact enough and cannot overflow.
     let cpu_millis = (limits.cpus * 1000.0).round() as u32;
     let disk_bytes = limits.disk_mb << 20;
+    let (max_timeout, max_background) = limits.longest.unzip();
     let stays = |kept: KeptConfig| limits.idle_timeout.unwrap_or(kept.stays);
     RealmConfig {
         timeout: limits.timeout,
-        max_timeout: usual.max_timeout.max(limits.timeout),
-        max_command_timeout: usual.max_command_timeout.max(limits.timeout),
+        max_timeout: max_timeout.unwrap_or(usual.max_timeout).max(limits.timeout),
+        max_command_timeout: max_timeout.unwrap_or(usual.max_command_timeout).max(limits.timeout),
+        max_background: max_background.unwrap_or(usual.max_background).max(limits.timeout),
         limits: sandbox::Limits { memory_bytes, cpu_millis, pids: limits.pids, disk_bytes, ..usual.limits },
         // Group limits apply only in a dialect whose document has one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
@@ -248,10 +250,12 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
 /// Returns the choices of the operator for one dialect, which include the timeouts that its realm allows.
 pub(crate) fn options_of(config: &Config, dialect: &Dialect) -> Options {
     let limits = config.dialects.of(dialect.id);
-    let RealmConfig { max_timeout, max_command_timeout, .. } = general(config, (dialect.realm)(), limits);
+    let RealmConfig { max_timeout, max_command_timeout, max_background, .. } =
+        general(config, (dialect.realm)(), limits);
     Options {
         max_timeout: max_timeout.as_secs(),
         max_command_timeout: max_command_timeout.as_secs(),
+        max_background: max_background.as_secs(),
         ..options(config)
     }
 }
@@ -303,12 +307,21 @@ mod tests {
     /// A call may ask for the time that the operator allows a run that asks for none, and a task gets that time.
     #[test]
     fn the_longest_timeout_is_the_same_for_calls_tasks_and_runs() {
-        let config = config("[dialect.sandpool]\ntimeout = 600");
-        let options = options_of(&config, dialect(&config));
-        assert_eq!((options.max_timeout, options.max_command_timeout), (600, 1800));
-        let engine = engine_config(&config, TransportKind::Http, [0; 32]).unwrap();
-        let realm = engine.realm(dialects::sandpool::REALM).unwrap();
-        assert_eq!((realm.timeout.as_secs(), realm.max_timeout.as_secs()), (600, 600));
+        for (settings, most, background) in [
+            ("timeout = 600", 1800, 14_400),
+            ("timeout = 7200", 7200, 14_400),
+            ("timeout = 60\nmax_timeout = \"2h\"\nmax_background = \"24h\"", 7200, 86_400),
+            ("max_timeout = 90\nmax_background = 70", 90, 70),
+        ] {
+            let config = config(&format!("[dialect.sandpool]\n{settings}"));
+            let options = options_of(&config, dialect(&config));
+            let of_options = [options.max_timeout, options.max_command_timeout, options.max_background];
+            assert_eq!(of_options, [most, most, background], "{settings}");
+            let engine = engine_config(&config, TransportKind::Http, [0; 32]).unwrap();
+            let realm = engine.realm(dialects::sandpool::REALM).unwrap();
+            let of_realm = [realm.max_timeout, realm.max_command_timeout, realm.max_background];
+            assert_eq!(of_realm.map(|time| time.as_secs()), of_options, "{settings}");
+        }
     }
 
     /// Each dialect's rules stand in one place; without settings the engine gets exactly these.

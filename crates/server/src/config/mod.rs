@@ -151,6 +151,8 @@ pub(crate) struct MicrosandboxConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DialectLimits {
     pub timeout: Duration,
+    /// Maximum timeouts that a call and a background run may ask for; `None` in a dialect whose document sets them.
+    pub longest: Option<(Duration, Duration)>,
     pub memory_mb: u64,
     pub cpus: f64,
     pub pids: u32,
@@ -366,6 +368,10 @@ impl DialectLimits {
         let memory_mb = effective.get(&key("memory_mb"))?;
         Ok(Self {
             timeout: effective.time(&key("timeout"))?,
+            longest: match settings::find(&key("max_timeout")) {
+                Some(_) => Some((effective.time(&key("max_timeout"))?, effective.time(&key("max_background"))?)),
+                None => None,
+            },
             memory_mb,
             browser_memory_mb: browser_memory(effective, &key("browser_memory_mb"), memory_mb)?,
             cpus: effective.number(&key("cpus"))?,

@@ -78,6 +78,7 @@ impl Setting {
 
 /// Returns the settings of `[dialect.<id>]`. Their defaults are the rules of the dialect's realm.
 fn limits(dialect: &'static Dialect) -> Vec<Setting> {
+    let RealmConfig { max_timeout, max_background, .. } = (dialect.realm)();
     let RealmConfig { realm, timeout, limits, pool_size, session_ttl, idle_timeout, max_contexts, text_budget, .. } =
         (dialect.realm)();
     let help = &dialect.limit_help;
@@ -103,6 +104,22 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
         of("pids", Whole(16, 65_536), is(limits.pids), "Processes and threads of a sandbox"),
         of("disk_mb", Whole(8, 1 << 24), is(limits.disk_bytes >> 20), help.disk),
     ];
+    if dialect.background.is_some() {
+        all.extend([
+            of(
+                "max_timeout",
+                Time(1.0, DAY),
+                is(max_timeout.as_secs()),
+                "Longest timeout that a call may ask for, for code and commands",
+            ),
+            of(
+                "max_background",
+                Time(1.0, 30.0 * DAY),
+                is(max_background.as_secs()),
+                "Longest timeout of a background run, and its timeout if it asks for none",
+            ),
+        ]);
+    }
     if pool_size > 0 {
         all.extend([
             of("pool_size", Whole(i64::from(is_agentrun), 64), is(pool_size), help.pool),

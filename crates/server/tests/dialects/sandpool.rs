@@ -300,10 +300,14 @@ fn refusals_say_what_would_be_right() {
             json!({ "code": "1", "language": "ruby" }),
             "language must be one of 'python', 'javascript', 'typescript', 'bash', got 'ruby'",
         ),
-        ("run_code", json!({ "code": "1", "timeout": 301 }), "timeout must be a whole number from 1 to 300, got 301"),
+        (
+            "run_code",
+            json!({ "code": "1", "timeout": 301 }),
+            "timeout must be a whole number from 1 to 300, got 301; background=true allows up to 1800",
+        ),
         (
             "run_command",
-            json!({ "command": "1", "timeout": 1801 }),
+            json!({ "command": "1", "timeout": 1801, "background": true }),
             "timeout must be a whole number from 1 to 1800, got 1801",
         ),
         ("wait_run", json!({ "run": "a", "wait": 51 }), "wait must be a whole number from 0 to 50, got 51"),
