@@ -37,6 +37,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import site
 import subprocess
@@ -91,6 +92,9 @@ STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code to which IPython gives a special meaning, or may give one, and code that keeps state in the compiler or needs an event loop.
 SPECIAL = re.compile(r"\A\s*(?:[ \t]|\Z)|^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
                      r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__", re.MULTILINE)
+# Functions that need a running event loop. `asyncio.run` must not have one.
+NEEDS_LOOP = re.compile(r"\b(?:create_task|ensure_future|get_running_loop)\b")
+FORBIDS_LOOP = re.compile(r"\b(?:asyncio\.run|run_until_complete|run_forever)\b")
 SCALARS = frozenset((int, float, complex, bool, str, bytes))
 FIRST_WORD = re.compile(r"[\w.*]*")
 # Methods of the shell that run a cell. A cell that replaces one on the instance expects it to be called.
@@ -533,6 +537,11 @@ class Shell(InteractiveShell):
         return not (self.autocall or word in magics["line"] or word in magics["cell"]
                     or isinstance(self.user_ns.get(word), (Macro, IPyAutocall)))
 
+    def should_run_async(self, raw_cell: str, **options: Any) -> bool:
+        """Also run a cell in the event loop that makes a task without an `await`, as it would run in a notebook."""
+        in_loop = NEEDS_LOOP.search(raw_cell) is not None and FORBIDS_LOOP.search(raw_cell) is None
+        return in_loop or super().should_run_async(raw_cell, **options)
+
     def run_plain(self, code: str) -> BaseException | None:
         """Run a plain cell and return the error with which it ended."""
         self.events.trigger("pre_execute")
@@ -607,6 +616,15 @@ class Shell(InteractiveShell):
             raise subprocess.CalledProcessError(status, cmd)
         text = b"".join(parts).decode("utf-8", "replace")
         return SList(text.splitlines()) if split else LSString(text)
+
+
+def pip(line: str) -> None:
+    """Run pip in the interpreter of the kernel. A failure is an error of the cell."""
+    shell = KERNEL.shell
+    shell.system(f"{shlex.quote(sys.executable)} -m pip {line}")
+    if (status := shell.user_ns["_exit_code"]) != 0:
+        raise subprocess.CalledProcessError(status, f"pip {line}")
+    print("Note: you may need to restart the kernel to use updated packages.")
 
 
 def blank_lines_before_magic(lines: list[str]) -> list[str]:
@@ -1327,6 +1345,7 @@ def make_shell() -> Shell:
     transforms[transforms.index(leading_empty_lines)] = blank_lines_before_magic
     shell.set_hook("show_in_pager", print_page, priority=0)
     shell.register_magics(Scripts)
+    shell.register_magic_function(pip, "line", "pip")
     shell.events.register("post_execute", close_shown_figures)
     shell.note_defaults()
     interactiveshell.warn = quiet_about_exit(interactiveshell.warn)
