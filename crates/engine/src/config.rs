@@ -156,6 +156,8 @@ pub struct RealmConfig {
     pub evict_idle: bool,
     /// Maximum sum of the memory limits of all live contexts of all tenants.
     pub max_total_memory_bytes: Option<u64>,
+    /// If true, no two contexts of a tenant have the same name.
+    pub unique_names: bool,
     /// If true, a context runs only the language that it was created with.
     pub one_language: bool,
     /// Maximum number of characters kept of each stream, value and error.
@@ -206,6 +208,7 @@ impl RealmConfig {
             max_background: Duration::from_secs(1800),
             waiting_counts: false,
             stop_ends_runs: false,
+            unique_names: false,
             limits: limits(2048 * MB, 2000, 1024 * MB),
             default_size: None,
             group_memory_bytes: None,

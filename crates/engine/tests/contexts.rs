@@ -259,3 +259,22 @@ async fn files_go_in_and_out_while_a_cell_runs() {
         Err(EngineError::FileTooLarge { path: "big".into(), limit: 16 << 20 })
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn where_names_are_unique_a_second_context_of_a_name_is_refused_however_many_ask_at_once() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.unique_names = true)).await;
+    let asked: Vec<_> = (0..5).map(|_| spawn_op(&engine, &call(), create_op("a"))).collect();
+    let (mut made, mut taken) = (Vec::new(), Vec::new());
+    for asked in asked {
+        match asked.await.unwrap() {
+            Ok(Outcome::Created(context)) => made.push(context.id),
+            Err(EngineError::NameTaken { name, id }) if name == "a" => taken.push(id),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((made.len(), taken), (1, vec![made[0].clone(); 4]));
+    assert_eq!(run(&engine, "a", "print found").await.end, RunOutcome::Ok);
+    engine.execute(&call(), stop_op("a")).await.unwrap();
+    assert!(engine.execute(&call(), create_op("a")).await.is_ok(), "the name is free again");
+}

@@ -64,6 +64,7 @@ fn answer(error: &EngineError) -> Answer {
             ("EXECUTION_FAILED", format!("The operation was done, but its result was dropped: {why}"))
         }
         E::ShuttingDown => ("SERVER_NOT_READY", "AgentRun manager not initialized or not ready: shutting down".into()),
+        E::NameTaken { .. } => ("CONTEXT_CREATION_FAILED", format!("Failed to create context: {error}")),
         E::CreateFailed(why) => ("CONTEXT_CREATION_FAILED", format!("Failed to create context: {why}")),
         E::StopFailed(why) => ("STOP_FAILED", format!("Failed to stop context: {why}")),
         E::FileNotFound(path) => ("FILE_NOT_FOUND", format!("File not found: {}", shown(path))),

@@ -43,6 +43,10 @@ pub(super) fn sentence(error: &EngineError) -> String {
             shown(name),
             ids.join(", ")
         ),
+        E::NameTaken { name, id } => format!(
+            "There is a context {} already, with the id {id}: pass either as context, or choose another name.",
+            shown(name)
+        ),
         E::ContextLimit(most) => {
             format!("There are {most} contexts already, which is the most; remove one with stop_context first.")
         }

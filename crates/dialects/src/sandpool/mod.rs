@@ -31,6 +31,7 @@ pub fn realm() -> RealmConfig {
     RealmConfig {
         waiting_counts: true,
         stop_ends_runs: true,
+        unique_names: true,
         // Code may run for as long as a command, and a server in the background for hours.
         max_timeout: usual.max_command_timeout,
         max_background: Duration::from_secs(4 * 60 * 60),

@@ -11,6 +11,8 @@ pub enum EngineError {
     ContextNotFound(String),
     #[error("context name `{name}` is shared by {}", .ids.join(", "))]
     AmbiguousName { name: String, ids: Vec<String> },
+    #[error("there is a context `{name}` already: `{id}`")]
+    NameTaken { name: String, id: String },
     #[error("at most {0} contexts; stop one first")]
     ContextLimit(usize),
     /// The operation would exceed a limit of the operator or a quota of the tenant, which `what` names.

@@ -8,7 +8,7 @@ use proto::Language;
 use super::OpContext;
 use crate::context::{Context, ContextLease, Plan};
 use crate::links::Keys;
-use crate::op::{Call, EngineError, NewContext, NoticeKind, Outcome};
+use crate::op::{Call, ContextSelector, EngineError, NewContext, NoticeKind, Outcome};
 use crate::ops::stop_context;
 use crate::stock::SandboxKind;
 use crate::tenancy::{Full, Reservation};
@@ -25,12 +25,18 @@ impl OpContext {
         // Calls take turns: of two that replace the same context, the second replaces the context of the first.
         let name = match (&call.connection, &new.id) {
             (Some(connection), _) if new.replace => Some(format!("current {connection}")),
+            _ if self.tenancy.config().unique_names && !new.name.is_empty() => Some(format!("name {}", new.name)),
             (_, id) => id.as_ref().map(|id| format!("id {id}")),
         };
         let creation_turn = match name {
             Some(name) => Some(self.unless_over(call, self.tenancy.creation_turns.turn(&name)).await?),
             None => None,
         };
+        if self.tenancy.config().unique_names
+            && let Ok(taken) = self.tenancy.find(&ContextSelector::Named(new.name.clone()), None)
+        {
+            return Err(EngineError::NameTaken { name: new.name, id: taken.id.clone() });
+        }
         let browser = new.browser && self.browser_command().is_ok();
         let (context, replaced) = self.create(call, new, wanted).await?;
         drop(creation_turn);
