@@ -359,8 +359,22 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         }
         add_lines(&mut note, &sentence);
     }
+    if is_disk_full(ran) {
+        let limit = ran.context.limits.disk_bytes >> 20;
+        let sentence =
+            format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
+        add_lines(&mut note, &sentence);
+    }
     let note = note.trim_end();
     (!note.is_empty()).then(|| note.to_owned())
+}
+
+/// Returns whether a run that failed says that it found no space.
+fn is_disk_full(ran: &Ran) -> bool {
+    const SAYS: [&str; 2] = ["No space left on device", "ENOSPC"];
+    let texts = [ran.error.as_ref().map(|error| &error.value), Some(&ran.stderr.text)];
+    !matches!(ran.end, RunOutcome::Ok)
+        && texts.into_iter().flatten().any(|text| SAYS.iter().any(|says| text.contains(says)))
 }
 
 /// Returns the readable form of a bundle that is not a picture: its text if that says something, otherwise its source.

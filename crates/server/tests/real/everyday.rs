@@ -6,7 +6,7 @@ use testkit::client::{Client, ToolResult};
 use crate::support::{Leftovers, StateDir, stdio_of};
 
 fn start(state: &StateDir) -> Client {
-    Client::start(stdio_of("sandpool", &state.0, ""))
+    Client::start(stdio_of("sandpool", &state.0, "[dialect.sandpool]\ndisk_mb = 64\n"))
 }
 
 fn command(client: &mut Client, line: &str) -> ToolResult {
@@ -46,7 +46,7 @@ fn a_server_in_the_background_is_reached_by_code_and_commands_until_its_context_
 }
 
 #[test]
-fn commands_run_in_bash() {
+fn commands_run_in_bash_and_a_full_disk_names_its_limit() {
     let state = StateDir::new("bash");
     let mut client = start(&state);
     let bash = command(&mut client, "a=(x y); [[ ${a[1]} == y ]] && echo ${#a[@]}");
@@ -54,5 +54,11 @@ fn commands_run_in_bash() {
     let failed = client.call("run_code", json!({ "code": "echo before\nfalse", "language": "bash" }));
     assert!(failed.is_error(), "{}", failed.0);
     assert_eq!((failed.field("stdout"), failed.json()["exit_code"].as_i64()), ("before\n".into(), Some(1)));
+
+    let full = "The disk of the context has 64 MB, and /dev/shm half of the memory: delete files.";
+    let code = client.call("run_code", json!({ "code": "with open('x', 'wb') as f: f.write(bytes(100 << 20))" }));
+    assert_eq!(code.field("note"), full, "{}", code.0);
+    let line = command(&mut client, "head -c 100M /dev/zero > y");
+    assert_eq!(line.field("note"), format!("The command exited with code 1.\n{full}"), "{}", line.0);
     assert!(client.finish().success());
 }
