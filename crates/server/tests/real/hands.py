@@ -67,6 +67,8 @@ while not os.path.exists("stop"):
             if pid not in known:
                 known.add(pid)
                 told["seen"] += 1
+                with open("seen", "w") as count:
+                    count.write(str(told["seen"]))
             had = [] if held else reach(pid)
             # It may have been held, and an ordinary process of the sandbox, by the time of the attempt.
             if had and status(pid)["Seccomp"] != "2":
