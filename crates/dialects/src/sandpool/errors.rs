@@ -65,19 +65,21 @@ pub(super) fn sentence(error: &EngineError) -> String {
             format!("Network access is off: {why}. Leave network out, or ask the operator of this server for it.")
         }
         E::Busy(waited) => format!("The server was busy for {}; try again later.", seconds(*waited)),
-        E::NotStarted { timeout, running, run } => {
-            let since = running.map(|time: Duration| {
-                format!(" that has been running for {}", seconds(time.max(Duration::from_secs(1))))
-            });
+        // Without an occupant of its turn the call waited for a permit.
+        E::NotStarted { timeout, running: None, .. } => format!(
+            "It was not run: its timeout of {} passed while other runs used all that may run at once. Try again later.",
+            seconds(*timeout)
+        ),
+        E::NotStarted { timeout, running: Some(running), run } => {
             let (what, remedy) = match run {
                 Some(run) => (format!("run {run}"), format!("cancel_run with run {run} ends it; wait_run follows it")),
                 None => ("another call".into(), "call again when it has ended, or end it with stop_context".into()),
             };
             format!(
-                "It was not run: its timeout of {} passed while it waited for {what} of the same language in this context{}. \
-                 {remedy}. Commands and other languages run beside it.",
+                "It was not run: its timeout of {} passed while it waited for {what} of the same language in this context \
+                 that has been running for {}. {remedy}. Commands and other languages run beside it.",
                 seconds(*timeout),
-                since.unwrap_or_default()
+                seconds((*running).max(Duration::from_secs(1)))
             )
         }
         E::QueueFull(most) => format!("{most} runs wait for their turn already; try again later."),

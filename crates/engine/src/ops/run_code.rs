@@ -91,7 +91,7 @@ impl OpContext {
             self.check_language(language.unwrap_or(resolved.context.language))?;
         }
         let running = resolved.context.run();
-        let _share = resolved.context.runs_over.clone().read_owned().await;
+        let _share = self.unless_over(call, resolved.context.runs_over.clone().read_owned()).await?;
         let (admitted, waited) = self.admit_in_time(call, &mut resolved, &run, record).await?;
         if let Some(record) = record {
             record.begin();
