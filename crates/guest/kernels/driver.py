@@ -92,9 +92,8 @@ STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code to which IPython gives a special meaning, or may give one, and code that keeps state in the compiler or needs an event loop.
 SPECIAL = re.compile(r"\A\s*(?:[ \t]|\Z)|^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
                      r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__", re.MULTILINE)
-# Functions that need a running event loop. `asyncio.run` must not have one.
-NEEDS_LOOP = re.compile(r"\b(?:create_task|ensure_future|get_running_loop)\b")
-FORBIDS_LOOP = re.compile(r"\b(?:asyncio\.run|run_until_complete|run_forever)\b")
+# Functions that need a running event loop.
+NEED_LOOP = frozenset(("create_task", "ensure_future", "get_running_loop"))
 SCALARS = frozenset((int, float, complex, bool, str, bytes))
 FIRST_WORD = re.compile(r"[\w.*]*")
 # Methods of the shell that run a cell. A cell that replaces one on the instance expects it to be called.
@@ -539,8 +538,7 @@ class Shell(InteractiveShell):
 
     def should_run_async(self, raw_cell: str, **options: Any) -> bool:
         """Also run a cell in the event loop that makes a task without an `await`, as it would run in a notebook."""
-        in_loop = NEEDS_LOOP.search(raw_cell) is not None and FORBIDS_LOOP.search(raw_cell) is None
-        return in_loop or super().should_run_async(raw_cell, **options)
+        return makes_task(raw_cell) or super().should_run_async(raw_cell, **options)
 
     def run_plain(self, code: str) -> BaseException | None:
         """Run a plain cell and return the error with which it ended."""
@@ -616,6 +614,24 @@ class Shell(InteractiveShell):
             raise subprocess.CalledProcessError(status, cmd)
         text = b"".join(parts).decode("utf-8", "replace")
         return SList(text.splitlines()) if split else LSString(text)
+
+
+def makes_task(code: str) -> bool:
+    """Return whether a cell calls a function outside of its own functions that needs a running event loop. A function that
+    does so may be for `asyncio.run`, which must not find one."""
+    if not any(name in code for name in NEED_LOOP):
+        return False
+    try:
+        nodes: list[ast.AST] = [ast.parse(code)]
+    except (SyntaxError, ValueError):
+        return False
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) in NEED_LOOP:
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            nodes.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def pip(line: str) -> None:

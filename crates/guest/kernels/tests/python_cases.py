@@ -188,6 +188,7 @@ ASYNC = [
         Cell("asyncio.run(asyncio.sleep(0, 'ran'))", result="'ran'"),
         Cell("t = asyncio.create_task(asyncio.sleep(0, 'a task'))\ntype(t).__name__", result="'Task'"),
         Cell("await t", result="'a task'"),
+        Cell("from asyncio import run\nasync def main(): return await asyncio.create_task(asyncio.sleep(0, 'inner'))\nrun(main())", result="'inner'"),
         Cell("await asyncio.gather(*[asyncio.sleep(0, i) for i in range(3)])", result="[0, 1, 2]"),
         Cell("await asyncio.sleep(60)", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
         Cell("await asyncio.sleep(0, 'again')", result="'again'"),
