@@ -240,6 +240,11 @@ impl Client {
         ran
     }
 
+    /// Waits until a run prints; what it printed is not part of what `finish` collects.
+    pub fn wait_for_output(&mut self, call: u64) {
+        assert_eq!(self.frame_of(call).kind, FrameKind::Stdout);
+    }
+
     pub fn interrupt(&mut self, call: u64) {
         self.send_as(call, &ToGuest::Interrupt);
     }
