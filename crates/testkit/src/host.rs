@@ -1,6 +1,6 @@
 //! What a test can count and compare on the machine itself.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A directory of a test's own, removed with it.
 pub struct StateDir(pub PathBuf);
@@ -11,53 +11,25 @@ impl StateDir {
         std::fs::create_dir_all(&dir).unwrap();
         Self(dir)
     }
+
+    /// The names of the servers that have their state in `state` of this directory.
+    pub fn instances(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.join("state/instances")).unwrap().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// The words by which [`traces`] finds what these servers hold. They must hold something already.
+    pub fn marks(&self) -> Vec<String> {
+        let marks: Vec<String> = self.instances().into_iter().chain([self.0.display().to_string()]).collect();
+        assert!(traces(&marks).len() > 3, "nothing to look for at the end");
+        marks
+    }
 }
 
 impl Drop for StateDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// Everything of ours the host can count: sandbox processes, mounts, cgroups, loop devices.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Leftovers {
-    processes: usize,
-    mounts: usize,
-    cgroups: usize,
-    loops: usize,
-}
-
-impl Leftovers {
-    pub fn count() -> Self {
-        Self {
-            processes: processes(),
-            mounts: mounts(),
-            cgroups: cgroups(Path::new("/sys/fs/cgroup"), 0),
-            loops: loops(),
-        }
-    }
-
-    /// Waits (bounded) until the counts are what they were.
-    pub fn assert_same(&self) {
-        for _ in 0..1000 {
-            if Self::count() == *self {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        assert_eq!(&Self::count(), self, "left over");
-    }
-}
-
-/// Whatever runs in a cgroup of ours: guests, interpreters, and what code has started. (By name would find other tests' guests.)
-fn processes() -> usize {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
-    processes
-        .flatten()
-        .filter_map(|p| std::fs::read_to_string(p.path().join("cgroup")).ok())
-        .filter(|cgroups| cgroups.contains("/sandpool"))
-        .count()
 }
 
 /// What on this machine names one of `words`: processes by their cgroups, cgroups, loop devices, mounts. Finds what one server
@@ -88,22 +60,15 @@ pub fn traces(words: &[String]) -> Vec<String> {
     found
 }
 
-fn mounts() -> usize {
-    std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default().lines().count()
-}
-
-fn cgroups(dir: &Path, depth: usize) -> usize {
-    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
-    entries
-        .flatten()
-        .filter(|e| depth < 8 && e.file_type().is_ok_and(|t| t.is_dir()))
-        .map(|e| usize::from(e.path().to_string_lossy().contains("sandpool")) + cgroups(&e.path(), depth + 1))
-        .sum()
-}
-
-fn loops() -> usize {
-    let Ok(devices) = std::fs::read_dir("/sys/block") else { return 0 };
-    devices.flatten().filter(|d| d.path().join("loop/backing_file").exists()).count()
+/// Waits (bounded) until nothing on this machine names one of `words`.
+pub fn assert_no_traces(words: &[String]) {
+    for _ in 0..1000 {
+        if traces(words).is_empty() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("left over: {:#?}", traces(words));
 }
 
 /// What no sandbox may change.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::client::{Client, ToolResult};
 use testkit::pages::Pages;
 
-use crate::support::{Leftovers, StateDir, stdio_of};
+use crate::support::{StateDir, assert_no_traces, stdio_of};
 
 /// The whole of it takes minutes: `make hostile`.
 #[allow(clippy::disallowed_methods, reason = "a test's own switch")]
@@ -21,7 +21,7 @@ fn full() -> bool {
 struct Web {
     client: Client,
     pages: Pages,
-    _state: StateDir,
+    state: StateDir,
 }
 
 const CONTEXT: &str = "victim";
@@ -40,7 +40,7 @@ impl Web {
         );
         let state = StateDir::new(name);
         let client = Client::start(stdio_of("sandpool", &state.0, &settings));
-        let mut web = Self { client, pages, _state: state };
+        let mut web = Self { client, pages, state };
         web.create("canary");
         web.create(CONTEXT);
         web.code("canary", "secret = 12345");
@@ -297,8 +297,8 @@ const NAMESPACE: &str = "import os; print(os.readlink('/proc/self/ns/pid'))";
 /// B11, B25: whatever of the browser dies, the next call has a page, and nothing of it stays.
 #[test]
 fn a_page_or_a_browser_that_dies_costs_one_call_and_leaves_nothing() {
-    let before = Leftovers::count();
     let mut web = Web::start("b11", &[], "");
+    let marks = web.state.marks();
     web.visit("/forms");
     let namespace = web.run(NAMESPACE).trim().to_owned();
     let kill = |kind: &dyn Fn(&str) -> bool| {
@@ -326,7 +326,7 @@ fn a_page_or_a_browser_that_dies_costs_one_call_and_leaves_nothing() {
     wait_until("its processes are gone", || processes(&namespace).is_empty());
     web.survived("B25", "no zombie, no file in /tmp, no process after the context's end");
     web.finish();
-    before.assert_same();
+    assert_no_traces(&marks);
 }
 
 /// B09, B13, B21: what is too much is cut, and said to be.

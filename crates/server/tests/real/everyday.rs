@@ -3,7 +3,7 @@
 use serde_json::json;
 use testkit::client::{Client, ToolResult};
 
-use crate::support::{Leftovers, StateDir, stdio_of};
+use crate::support::{StateDir, assert_no_traces, stdio_of};
 
 fn start(state: &StateDir) -> Client {
     Client::start(stdio_of("sandpool", &state.0, "[dialect.sandpool]\ndisk_mb = 64\n"))
@@ -15,7 +15,6 @@ fn command(client: &mut Client, line: &str) -> ToolResult {
 
 #[test]
 fn a_server_in_the_background_is_reached_by_code_and_commands_until_its_context_stops() {
-    let before = Leftovers::count();
     let state = StateDir::new("everyday");
     let mut client = start(&state);
     assert_eq!(command(&mut client, "echo hello > page.html").json()["success"], true);
@@ -35,6 +34,7 @@ fn a_server_in_the_background_is_reached_by_code_and_commands_until_its_context_
     let read = client.call("run_code", json!({ "code": code }));
     assert_eq!(read.field("result"), "b'hello\\n'", "{}", read.0);
 
+    let marks = state.marks();
     let run = server.field("run");
     let stopped = client.call("stop_context", json!({ "context": "default" }));
     assert_eq!(stopped.json()["ended_runs"], json!([run]), "{}", stopped.0);
@@ -42,7 +42,7 @@ fn a_server_in_the_background_is_reached_by_code_and_commands_until_its_context_
     assert_eq!(end.json()["status"], "lost", "{}", end.0);
     assert!(client.finish().success());
     drop(state);
-    before.assert_same();
+    assert_no_traces(&marks);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::json;
 use testkit::client::ToolResult;
 use testkit::host::facts as host_facts;
 
-use crate::support::{Leftovers, Server, StateDir, start};
+use crate::support::{Server, StateDir, assert_no_traces, start};
 
 /// What a cell must end in.
 #[derive(Clone, Copy)]
@@ -296,10 +296,10 @@ const JAVASCRIPT: &[Row] = &[
 
 #[test]
 fn hostile_cells_cost_only_their_own_context() {
-    let before = Leftovers::count();
     let host = host_facts();
     let mut s = start("hostile", "[dialect.agentrun]\ntimeout = 5\nmemory_mb = 1024\ndisk_mb = 64\npids = 128\n");
     let canary = s.create(json!({"name": "canary"}));
+    let marks = s.marks();
     s.print(&canary, "secret = 12345");
     for (language, rows) in [("python", PYTHON), ("javascript", JAVASCRIPT)] {
         let victim = s.create(json!({"name": format!("victim-{language}"), "language": language}));
@@ -314,7 +314,7 @@ fn hostile_cells_cost_only_their_own_context() {
     assert_eq!(host_facts(), host);
     assert!(s.client.finish().success());
     drop(s.state);
-    before.assert_same();
+    assert_no_traces(&marks);
 }
 
 fn check(row: &Row, result: &ToolResult) {
@@ -359,26 +359,26 @@ fn brief(text: String) -> String {
 
 #[test]
 fn contexts_created_used_and_stopped_leave_nothing_behind() {
-    let before = Leftovers::count();
     let mut s = start("leaks", "");
     for round in 0..200 {
         let context = s.create(json!({"name": format!("c{round}")}));
         assert_eq!(s.print(&context, "print(1)"), "1\n");
         s.client.call("stop_context", json!({"context_id": context}));
     }
+    let marks = s.marks();
     assert!(s.client.finish().success());
     drop(s.state);
-    before.assert_same();
+    assert_no_traces(&marks);
 }
 
 #[test]
 fn a_killed_server_leaves_nothing_behind() {
-    let before = Leftovers::count();
     let mut s = start("killed", "");
     let context = s.create(json!({"name": "c"}));
     s.print(&context, "import subprocess; p = subprocess.Popen(['sleep', '1000'])");
+    let marks = s.marks();
     s.kill();
-    before.assert_same();
+    assert_no_traces(&marks);
 }
 
 /// R34: the guest survives every one of them, and every call is answered.
@@ -398,12 +398,12 @@ fn memory_bombs_one_after_another_are_each_told_as_such() {
 
 #[test]
 fn two_servers_side_by_side_do_not_disturb_each_other() {
-    let before = Leftovers::count();
     let state = StateDir::new("shared");
     let mut first = Server::in_state(&state, "");
     let mut second = Server::in_state(&state, "");
     let a = first.create(json!({"name": "same-name"}));
     let b = second.create(json!({"name": "same-name"}));
+    let mut marks = state.marks();
     first.print(&a, "x = 'first'; open('f', 'w').write(x)");
     assert!(second.run(&b, "x").field("stderr").contains("NameError"));
     assert!(second.run(&b, "open('f')").field("stderr").contains("FileNotFoundError"));
@@ -412,10 +412,11 @@ fn two_servers_side_by_side_do_not_disturb_each_other() {
     second.kill();
     let mut third = Server::in_state(&state, "");
     let c = third.create(json!({"name": "same-name"}));
+    marks.extend(state.marks());
     assert_eq!(third.print(&c, "1"), "1\n");
     assert_eq!(first.print(&a, "x"), "'first'\n");
     assert!(first.client.finish().success() && third.client.finish().success());
     drop(second);
     drop(state);
-    before.assert_same();
+    assert_no_traces(&marks);
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use testkit::client::{Client, ToolResult};
-pub use testkit::host::{Leftovers, StateDir};
+pub use testkit::host::{StateDir, assert_no_traces};
 
 pub struct Server {
     pub client: Client,
@@ -36,6 +36,11 @@ impl Server {
     /// One of several servers over the same state directory.
     pub fn in_state(state: &StateDir, settings: &str) -> Self {
         Self { client: Client::start(stdio(&state.0, settings)), state: None }
+    }
+
+    /// What to look for on this machine once the server has ended.
+    pub fn marks(&self) -> Vec<String> {
+        self.state.as_ref().unwrap().marks()
     }
 
     /// Ends the server without giving it a chance to clean up.

@@ -79,7 +79,7 @@ fn w20_nothing_runs_on_when_server_and_launcher_are_killed_together() {
             "import subprocess; [subprocess.Popen(['sh', '-c', 'while :; do :; done']) for _ in range(3)]; print(1)";
         blue.good("run_code", json!({ "context": made["context"], "code": code }));
     }
-    let instance = service.instances();
+    let instance = service.state().instances();
     let running = || {
         let ours = |pid: &u32| {
             let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();

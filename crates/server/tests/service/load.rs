@@ -230,7 +230,7 @@ fn what_a_killed_server_leaves_is_cleaned_up_by_the_next() {
         service.client("blue", "conversation").good("sandbox.run_code", arguments)
     };
     let link = talk(&service, "open('kept.txt', 'w').write('kept')")["files"][0]["url"].as_str().unwrap().to_owned();
-    let (marks, state) = (service.instances(), service.state());
+    let (marks, state) = (service.state().instances(), service.state());
     assert!(!traces(&marks).is_empty());
     for launcher in &service.launcher {
         kill_process(Pid::from_raw(*launcher as i32).unwrap(), Signal::KILL).unwrap();
@@ -239,7 +239,7 @@ fn what_a_killed_server_leaves_is_cleaned_up_by_the_next() {
     assert!(!service.wait().success());
     let next = Service::with("killed-service", Setup { state: Some(state), ..Setup::default() });
     eventually("what the first one left is gone", || traces(&marks).is_empty());
-    assert!(marks.iter().all(|mark| !next.instances().contains(mark)));
+    assert!(marks.iter().all(|mark| !next.state().instances().contains(mark)));
     // What is kept is kept: the conversation's files, and the key of their links.
     assert_eq!(talk(&next, "print(open('kept.txt').read())")["output"], "kept\n");
     let path = &link[link.find("/files/").unwrap()..];
