@@ -133,6 +133,8 @@ pub struct RealmConfig {
     pub max_command_timeout: Duration,
     /// Maximum timeout that a background run may ask for.
     pub max_background: Duration,
+    /// If true, all runs of a context take turns; otherwise only cells of one language do.
+    pub one_run_at_a_time: bool,
     /// If true, the time that a run waits for others counts towards its timeout.
     pub waiting_counts: bool,
     /// If true, a stop of a context ends its running code; otherwise the stop waits for it.
@@ -206,6 +208,7 @@ impl RealmConfig {
             max_timeout: Duration::from_secs(300),
             max_command_timeout: Duration::from_secs(1800),
             max_background: Duration::from_secs(1800),
+            one_run_at_a_time: true,
             waiting_counts: false,
             stop_ends_runs: false,
             unique_names: false,

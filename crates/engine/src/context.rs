@@ -32,6 +32,8 @@ pub(crate) struct ContextState {
     pub(crate) last_kernel: KernelId,
     /// Number of memory kills in the sandbox that are already accounted for.
     pub(crate) oom_kills: u64,
+    /// Number of memory kills that were reported as the end of a run.
+    pub(crate) oom_explained: u64,
     /// True while a task is scheduled that reads the number of memory kills.
     pub(crate) oom_query_scheduled: bool,
     /// Message for the next run about variables and files that were lost since the last one.

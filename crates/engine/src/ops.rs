@@ -241,14 +241,21 @@ impl OpContext {
         if lost.is_some() {
             self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
         }
-        provisioned.notice = lost
-            .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
-            .or_else(|| state.notice.take());
+        provisioned.notice = lost.map(|why| lost_notice(&why)).or_else(|| state.notice.take());
         *state = provisioned;
         let sandbox = state.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
         context.set_sandbox(&sandbox);
+        // A stop meanwhile found no sandbox to close. It ends this one.
+        if context.gone.is_cancelled() {
+            return Err(context.not_found());
+        }
         Ok(sandbox)
     }
+}
+
+/// Returns the notice for the next run of a context whose sandbox was lost.
+fn lost_notice(why: &str) -> String {
+    format!("[the sandbox was lost ({why}): variables and files are gone]")
 }
 
 /// Returns whether a context may be created after this error. If it is unclear which of several contexts is meant, one

@@ -91,9 +91,11 @@ OWN_FILE = sys._getframe().f_code.co_filename
 STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code to which IPython gives a special meaning, or may give one, and code that keeps state in the compiler or needs an event loop.
 SPECIAL = re.compile(r"\A\s*(?:[ \t]|\Z)|^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
-                     r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__", re.MULTILINE)
-# Functions that need a running event loop.
+                     r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__"
+                     r"|create_task|ensure_future|get_running_loop", re.MULTILINE)
+# Functions that need a running event loop, and functions that must not find one.
 NEED_LOOP = frozenset(("create_task", "ensure_future", "get_running_loop"))
+START_LOOP = re.compile(r"(?:asyncio\.)?run|.*\brun_(?:until_complete|forever)", re.DOTALL)
 SCALARS = frozenset((int, float, complex, bool, str, bytes))
 FIRST_WORD = re.compile(r"[\w.*]*")
 # Methods of the shell that run a cell. A cell that replaces one on the instance expects it to be called.
@@ -538,7 +540,7 @@ class Shell(InteractiveShell):
 
     def should_run_async(self, raw_cell: str, **options: Any) -> bool:
         """Also run a cell in the event loop that makes a task without an `await`, as it would run in a notebook."""
-        return makes_task(raw_cell) or super().should_run_async(raw_cell, **options)
+        return makes_task(options.get("transformed_cell") or raw_cell) or super().should_run_async(raw_cell, **options)
 
     def run_plain(self, code: str) -> BaseException | None:
         """Run a plain cell and return the error with which it ended."""
@@ -617,21 +619,25 @@ class Shell(InteractiveShell):
 
 
 def makes_task(code: str) -> bool:
-    """Return whether a cell calls a function outside of its own functions that needs a running event loop. A function that
-    does so may be for `asyncio.run`, which must not find one."""
+    """Return whether a cell calls a function outside of its own functions that needs a running event loop. Functions of the
+    cell do not count, and a cell that starts a loop of its own must not find one."""
     if not any(name in code for name in NEED_LOOP):
         return False
     try:
         nodes: list[ast.AST] = [ast.parse(code)]
     except (SyntaxError, ValueError):
         return False
+    needs_loop = False
     while nodes:
         node = nodes.pop()
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) in NEED_LOOP:
-            return True
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if START_LOOP.fullmatch(name):
+                return False
+            needs_loop |= name.rpartition(".")[2] in NEED_LOOP
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             nodes.extend(ast.iter_child_nodes(node))
-    return False
+    return needs_loop
 
 
 def pip(line: str) -> None:
@@ -640,7 +646,6 @@ def pip(line: str) -> None:
     shell.system(f"{shlex.quote(sys.executable)} -m pip {line}")
     if (status := shell.user_ns["_exit_code"]) != 0:
         raise subprocess.CalledProcessError(status, f"pip {line}")
-    print("Note: you may need to restart the kernel to use updated packages.")
 
 
 def blank_lines_before_magic(lines: list[str]) -> list[str]:

@@ -81,6 +81,11 @@ impl Job {
     }
 
     pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
+        let stopped = self.deadline.status(true).is_some();
+        if stopped {
+            // What the command started in the background ignores the interrupt.
+            self.process.kill_group();
+        }
         self.streams.drain(host);
         let killed = how == Ended::Signaled { signal: Signal::KILL.as_raw() };
         let status = self.deadline.status(!killed).unwrap_or(RunStatus::Ended { how });

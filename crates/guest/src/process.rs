@@ -84,6 +84,12 @@ impl Process {
         }
     }
 
+    /// Kills what is left of the group of a process that has ended. The number of a group is not given away while the
+    /// group has members.
+    pub(crate) fn kill_group(&self) {
+        let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+    }
+
     /// Kills the group, and also the process itself, which may have left its group.
     pub(crate) fn kill(&self) {
         self.signal_group(Signal::KILL);

@@ -178,7 +178,7 @@ fn commands_run_beside_a_cell_and_each_other_but_not_without_end() {
     let sleeping: Vec<u64> = (0..proto::MAX_COMMANDS).map(|_| client.exec("echo on; sleep 30", LONG, 9)).collect();
     let refused = client.exec("echo no", LONG, 9);
     let FromGuest::Failed { failure: GuestFailure::Busy, message } = client.answer(refused) else { panic!() };
-    assert_eq!(message, "`16` commands run already");
+    assert_eq!(message, "`32` commands run already");
     client.wait_for_output(sleeping[3]);
     client.interrupt(sleeping[3]);
     assert_eq!(client.finish(sleeping[3]).status(), &RunStatus::Cancelled { state_kept: true });

@@ -32,4 +32,4 @@ pub const MAX_CHUNK: usize = 256 << 10;
 pub const MAX_KEPT: u64 = 64 << 20;
 
 /// Maximum number of commands that run in one sandbox at the same time.
-pub const MAX_COMMANDS: usize = 16;
+pub const MAX_COMMANDS: usize = 32;

@@ -100,7 +100,7 @@ const MOST_FILES: usize = 20;
 const USUAL_SNAPSHOT_CHARS: u32 = 20_000;
 const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 
-/// Returns an action in the context of the call. A context that is created for the browser has a browser ready.
+/// Time for an action of the browser.
 struct PageTimeout(Timeout);
 
 impl Argument for PageTimeout {

@@ -72,14 +72,14 @@ pub(super) fn sentence(error: &EngineError) -> String {
         ),
         E::NotStarted { timeout, running: Some(running), run } => {
             let (what, remedy) = match run {
-                Some(run) => (format!("run {run}"), format!("cancel_run with run {run} ends it; wait_run follows it")),
-                None => ("another call".into(), "call again when it has ended, or end it with stop_context".into()),
+                Some(run) => (format!("run {run}"), format!("cancel_run with run {run} ends it, wait_run follows it")),
+                None => ("another call".into(), "Call again when it has ended".into()),
             };
             format!(
                 "It was not run: its timeout of {} passed while it waited for {what} of the same language in this context \
                  that has been running for {}. {remedy}. Commands and other languages run beside it.",
                 seconds(*timeout),
-                seconds((*running).max(Duration::from_secs(1)))
+                seconds(Duration::from_secs(running.as_secs().max(1)))
             )
         }
         E::QueueFull(most) => format!("{most} runs wait for their turn already; try again later."),

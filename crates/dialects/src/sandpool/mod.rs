@@ -29,6 +29,7 @@ const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
 pub fn realm() -> RealmConfig {
     let usual = RealmConfig::usual(REALM);
     RealmConfig {
+        one_run_at_a_time: false,
         waiting_counts: true,
         stop_ends_runs: true,
         unique_names: true,

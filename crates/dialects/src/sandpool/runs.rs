@@ -239,7 +239,7 @@ fn not_run(error: &EngineError, run: Option<String>) -> Answer {
 }
 
 fn begun(started: RunInfo) -> Answer {
-    let waits = if started.queued { "It waits for an earlier run of its language in this context. " } else { "" };
+    let waits = if started.queued { "It waits for earlier runs. " } else { "" };
     Answer::json(&Run {
         status: if started.queued { "queued" } else { "running" },
         note: Some(format!(
@@ -254,7 +254,7 @@ fn begun(started: RunInfo) -> Answer {
 }
 
 fn goes_on(progress: RunProgress) -> Answer {
-    let state = if progress.queued { "It waits for an earlier run" } else { "It still runs" };
+    let state = if progress.queued { "It waits for earlier runs" } else { "It still runs" };
     let mut note = format!("{state}: call wait_run again with this cursor.");
     if progress.dropped > 0 {
         note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
@@ -362,7 +362,7 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     if is_disk_full(ran) {
         let limit = ran.context.limits.disk_bytes >> 20;
         let sentence =
-            format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
+            format!("The disk of the context has at most {limit} MB and a limited number of files, /dev/shm half of the memory: delete files.");
         add_lines(&mut note, &sentence);
     }
     let note = note.trim_end();
@@ -371,7 +371,7 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
 
 /// Returns whether a run that failed says that it found no space.
 fn is_disk_full(ran: &Ran) -> bool {
-    const SAYS: [&str; 2] = ["No space left on device", "ENOSPC"];
+    const SAYS: [&str; 2] = ["No space left on device", "ENOSPC: no space"];
     let texts = [ran.error.as_ref().map(|error| &error.value), Some(&ran.stderr.text)];
     !matches!(ran.end, RunOutcome::Ok)
         && texts.into_iter().flatten().any(|text| SAYS.iter().any(|says| text.contains(says)))

@@ -62,8 +62,13 @@ impl OpContext {
         run: Option<String>,
     ) -> Result<Admitted, EngineError> {
         let turn = turn.unwrap_or_default();
-        let why = || turn.why();
-        let (guard, permits) = self.admit_to(call, resolved, turn.turn.clone(), why).await?;
+        let why = || match self.tenancy.config().waiting_counts {
+            true => turn.why(),
+            false => "an earlier run in this context is not finished".into(),
+        };
+        // Nobody waits for the answer of a background run, so it may wait as long as it takes.
+        let queue_wait = run.is_none().then_some(self.inner.config.queue_wait);
+        let (guard, permits) = self.admit_to(call, resolved, turn.turn.clone(), queue_wait, why).await?;
         Ok(Admitted { _occupied: turn.occupy(run), _turn: guard, _permits: permits })
     }
 
@@ -74,6 +79,7 @@ impl OpContext {
         call: &Call,
         resolved: &mut ResolvedContext,
         turn: Arc<tokio::sync::Mutex<T>>,
+        queue_wait: Option<Duration>,
         why: impl Fn() -> String,
     ) -> Result<(OwnedMutexGuard<T>, Permits), EngineError> {
         let creation_turn = resolved.creation_turn.take();
@@ -97,7 +103,7 @@ impl OpContext {
             Some(guard) => guard,
             None => self.wait(call, &over, why, turn).await?,
         };
-        Ok((guard, self.permits(call, &over).await?))
+        Ok((guard, self.permits(call, queue_wait, &over).await?))
     }
 
     pub(super) fn enqueue(&self) -> Result<crate::tenancy::Queued, EngineError> {
@@ -120,13 +126,13 @@ impl OpContext {
         Permits { _realm: realm, _tenant: tenant, running }
     }
 
-    /// Waits for the permits, for `queue_wait` at most.
+    /// Waits for the permits, for `queue_wait` at most if there is one.
     pub(super) async fn permits(
         &self,
         call: &Call,
+        queue_wait: Option<Duration>,
         over: &(&CancellationToken, EngineError),
     ) -> Result<Permits, EngineError> {
-        let queue_wait = self.inner.config.queue_wait;
         let acquiring = async {
             let realm = self.tenancy.permits.clone().acquire_owned().await;
             let tenant = match &self.tenancy.tenant.runs {
@@ -136,6 +142,7 @@ impl OpContext {
             Ok(self.issue(realm?, tenant.transpose()?))
         };
         let why = || format!("all {} sessions are busy", self.tenancy.config().runs_at_once);
+        let queue_wait = queue_wait.unwrap_or(Duration::MAX);
         match self.wait(call, over, why, tokio::time::timeout(queue_wait, acquiring)).await? {
             Ok(Ok(permits)) => Ok(permits),
             Ok(Err::<_, tokio::sync::AcquireError>(_)) => Err(EngineError::ShuttingDown),

@@ -46,7 +46,7 @@ impl OpContext {
 
     fn time_to_browse(&self, wanted: Duration) -> Duration {
         let config = self.tenancy.config();
-        wanted.clamp(Duration::from_millis(1), config.max_timeout.max(config.timeout))
+        wanted.clamp(Duration::from_millis(1), config.max_timeout)
     }
 
     /// Returns the browser of this realm, or an error if it has none.
@@ -88,7 +88,8 @@ impl OpContext {
         let running = resolved.context.run();
         let turn = resolved.context.browser_turn.clone();
         let why = || "an earlier call in this browser is not finished".into();
-        let (mut browser, permits) = self.admit_to(call, &mut resolved, turn, why).await?;
+        let (mut browser, permits) =
+            self.admit_to(call, &mut resolved, turn, Some(self.inner.config.queue_wait), why).await?;
         let context = resolved.context.context().clone();
         let attempt = BrowseAttempt { ops: self, call, context: &context, request: &request };
         let result = attempt.run(&mut browser).await;

@@ -12,7 +12,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use super::admit::Admitted;
-use super::{OpContext, ResolvedContext};
+use super::{OpContext, ResolvedContext, lost_notice};
 use crate::background::Background;
 use crate::cell::{CellReport, CellRun, StartRefused, TOO_LONG};
 use crate::context::{Context, ContextState};
@@ -23,6 +23,9 @@ use crate::provision::Provisioner;
 use crate::registry::{LiveSandbox, SandboxFailure};
 
 const SIGKILL: i32 = 9;
+
+/// Maximum length of one argument of a program: 128 KiB with the zero byte at its end.
+const LONGEST_ARGUMENT: usize = (128 << 10) - 1;
 
 /// Runs shorter than this share their queries for memory kills.
 const BRIEF: Duration = Duration::from_millis(20);
@@ -84,7 +87,7 @@ impl OpContext {
         run: Run,
         record: Option<&Background>,
     ) -> Result<Box<Ran>, EngineError> {
-        if let Some(refused) = self.too_long(run.work.length(), resolved.context.info()) {
+        if let Some(refused) = self.too_long(run.work.length(), run.work.longest(), resolved.context.info()) {
             return Ok(Box::new(Ran { created: resolved.new_notice.report(), ..refused }));
         }
         if let RunInput::Code { language, .. } = &run.work {
@@ -131,14 +134,16 @@ impl OpContext {
         run: &Run,
         record: Option<&Background>,
     ) -> Result<(Admitted, Duration), EngineError> {
+        let config = self.tenancy.config();
         let turn = match &run.work {
+            _ if config.one_run_at_a_time => Some(resolved.context.cell_turn(resolved.context.language)),
             RunInput::Code { language, .. } => {
                 Some(resolved.context.cell_turn(language.unwrap_or(resolved.context.language)))
             }
             RunInput::Command(_) => None,
         };
         let admission = self.admit(call, resolved, turn.clone(), record.map(|record| record.id.clone()));
-        if run.background || !self.tenancy.config().waiting_counts {
+        if run.background || !config.waiting_counts {
             return Ok((admission.await?, Duration::ZERO));
         }
         let (begun, timeout) = (Instant::now(), self.time_for(run));
@@ -170,36 +175,35 @@ impl OpContext {
             RunInput::Command(_) => config.max_command_timeout,
         };
         let usual = if run.background { most } else { config.timeout };
-        run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most.max(config.timeout))
+        run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most)
     }
 
-    /// Records the number of memory kills so far, so that later ones can be distinguished from them. This does not
-    /// delay the caller, but keeps the lock meanwhile, for which the next run waits. A very short run has hardly filled
-    /// any memory, so many of them share one query.
-    fn record_oom_kills(&self, context: &Arc<Context>, mut state: OwnedMutexGuard<ContextState>, took: Duration) {
-        let Some(sandbox) = state.live_sandbox() else { return };
-        if took >= BRIEF {
-            self.inner.tasks.spawn(async move { state.count_oom_kills(&sandbox).await });
-        } else if !std::mem::replace(&mut state.oom_query_scheduled, true) {
-            let (context, closing) = (context.clone(), self.inner.closing.clone());
-            self.inner.tasks.spawn(async move {
-                tokio::select! {
-                    () = tokio::time::sleep(OOM_QUERY_DELAY) => {}
-                    () = context.gone.cancelled() => return,
-                    () = closing.cancelled() => return,
-                }
-                let mut state = context.state.lock().await;
+    /// Records the number of memory kills after a while, so that later ones can be distinguished from them. No run waits
+    /// for this.
+    fn record_oom_kills(&self, context: &Arc<Context>, delay: Duration) {
+        let (context, closing) = (context.clone(), self.inner.closing.clone());
+        self.inner.tasks.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                () = context.gone.cancelled() => return,
+                () = closing.cancelled() => return,
+            }
+            let Some(sandbox) = context.live_sandbox() else { return };
+            let stats = sandbox.stats().await;
+            let mut state = context.state.lock().await;
+            if !delay.is_zero() {
                 state.oom_query_scheduled = false;
-                if let Some(sandbox) = state.live_sandbox() {
-                    state.count_oom_kills(&sandbox).await;
-                }
-            });
-        }
+            }
+            if let Some(stats) = stats.filter(|_| state.sandbox.as_ref().is_some_and(|now| Arc::ptr_eq(now, &sandbox)))
+            {
+                state.oom_kills = state.oom_kills.max(stats.oom_kills);
+            }
+        });
     }
 
     /// Returns the result of code or a command that is too long to be run, if it is.
-    pub(super) fn too_long(&self, length: usize, context: ContextInfo) -> Option<Ran> {
-        let limit = self.inner.config.max_code_bytes;
+    pub(super) fn too_long(&self, length: usize, most: usize, context: ContextInfo) -> Option<Ran> {
+        let limit = self.inner.config.max_code_bytes.min(most);
         (length > limit).then(|| {
             let value = format!(
                 "the code has {length} bytes, at most {limit} are run in one call; write it to a file and run that"
@@ -216,6 +220,16 @@ impl RunInput {
             Self::Code { code, .. } => code.len(),
             Self::Command(Command::Shell(line) | Command::Bash(line)) => line.len(),
             Self::Command(Command::Argv(argv)) => argv.iter().map(String::len).sum(),
+        }
+    }
+}
+
+impl RunInput {
+    /// Returns the maximum length of what a program takes as one argument, or `usize::MAX` if it is not an argument.
+    fn longest(&self) -> usize {
+        match self {
+            Self::Command(Command::Bash(_)) => LONGEST_ARGUMENT,
+            _ => usize::MAX,
         }
     }
 }
@@ -289,9 +303,15 @@ impl RunAttempt<'_> {
         oom_kills: u64,
         kernel: Option<(Language, KernelId)>,
     ) -> Ran {
-        let mut state = self.context.state.clone().lock_owned().await;
+        // The launcher is asked before the lock is taken, because other runs wait for the lock.
+        let stats = match killed(&end) {
+            true => sandbox.stats().await,
+            false => None,
+        };
+        let mut state = self.context.state.lock().await;
         match end {
-            RunOutcome::SandboxLost { .. } => state.sandbox_lost(sandbox),
+            // A stop ends the sandbox of its context itself.
+            RunOutcome::SandboxLost { .. } if !self.context.gone.is_cancelled() => state.sandbox_lost(sandbox),
             RunOutcome::TimedOut { state_kept: false, .. }
             | RunOutcome::Cancelled { state_kept: false }
             | RunOutcome::Ended { .. } => {
@@ -299,16 +319,43 @@ impl RunAttempt<'_> {
             }
             _ => {}
         }
-        let end = state.explain(end, sandbox, oom_kills).await;
-        // The notice is shown only with a run that took place.
-        let notice = state.take_notice(kernel.map(|(language, _)| language));
+        let end = state.explain(end, stats, oom_kills);
+        // The notice is shown only with a run that took place, and not with one whose result nobody may read.
+        let notice = match self.record {
+            None => state.take_notice(kernel.map(|(language, _)| language)),
+            Some(_) => None,
+        };
+        if let RunOutcome::SandboxLost { why } = &end
+            && (self.record.is_some() || self.context.running() > 1)
+        {
+            state.notice = Some(lost_notice(why));
+        }
         let ran = report.ran(end, self.context.info(), Some(&self.context.keys.outputs));
-        self.ops.record_oom_kills(self.context, state, ran.duration);
+        // A very short run has hardly filled any memory, so many of them share one query.
+        let query_after = match ran.duration < BRIEF {
+            false => Some(Duration::ZERO),
+            true => (!std::mem::replace(&mut state.oom_query_scheduled, true)).then_some(OOM_QUERY_DELAY),
+        };
+        drop(state);
+        query_after.into_iter().for_each(|delay| self.ops.record_oom_kills(self.context, delay));
         Ran { notice, ..ran }
     }
 
+    /// Waits for the state of the context while another run makes its sandbox or starts a kernel, but no longer than the
+    /// timeout of this run.
+    pub(super) async fn state(&self) -> Result<OwnedMutexGuard<ContextState>, EngineError> {
+        let Self { ops, call, context, timeout, .. } = *self;
+        if let Ok(state) = context.state.clone().try_lock_owned() {
+            return Ok(state);
+        }
+        let over = (&context.gone, context.not_found());
+        let why = || "the sandbox of this context is being made".into();
+        let state = tokio::time::timeout(timeout, context.state.clone().lock_owned());
+        ops.wait(call, &over, why, state).await?.map_err(|_| EngineError::Busy(timeout))
+    }
+
     async fn ready_kernel(&self, language: Language) -> Result<ReadyKernel, EngineError> {
-        let mut state = self.context.state.lock().await;
+        let mut state = self.state().await?;
         let (sandbox, kernel) = self.live_kernel(&mut state, language).await?;
         Ok(ReadyKernel { sandbox, kernel, oom_kills: state.oom_kills })
     }
@@ -348,22 +395,20 @@ impl RunAttempt<'_> {
     }
 }
 
-impl ContextState {
-    /// Records the number of memory kills so far, and returns the statistics.
-    async fn count_oom_kills(&mut self, sandbox: &LiveSandbox) -> Option<sandbox::Stats> {
-        let stats = sandbox.stats().await?;
-        self.oom_kills = stats.oom_kills;
-        Some(stats)
-    }
+/// Returns whether a run was ended by the signal that the kernel sends when memory is used up.
+pub(super) fn killed(end: &RunOutcome) -> bool {
+    *end == RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } }
+}
 
-    /// Returns the end of a run, which is `OutOfMemory` if the sandbox's counter shows that a process was killed for
-    /// memory since there were `before` kills.
-    pub(super) async fn explain(&mut self, end: RunOutcome, sandbox: &LiveSandbox, before: u64) -> RunOutcome {
-        if end != (RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } }) {
-            return end;
-        }
-        let stats = self.count_oom_kills(sandbox).await.filter(|stats| stats.oom_kills > before);
-        stats.map_or(end, |stats| RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
+impl ContextState {
+    /// Returns the end of a run that was killed, which is `OutOfMemory` if the counter of the sandbox shows a memory
+    /// kill that came after the `before` kills at the start of the run and explains no other run.
+    pub(super) fn explain(&mut self, end: RunOutcome, stats: Option<sandbox::Stats>, before: u64) -> RunOutcome {
+        let known = before.max(self.oom_explained);
+        let Some(stats) = stats.filter(|stats| stats.oom_kills > known) else { return end };
+        self.oom_kills = self.oom_kills.max(stats.oom_kills);
+        self.oom_explained = known + 1;
+        RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes }
     }
 
     async fn start_kernel(

@@ -1,6 +1,6 @@
 //! Runs a command in the sandbox of a context, beside its kernels and other commands.
 
-use proto::{Ended, GuestFailure};
+use proto::{Ended, GuestFailure, MAX_COMMANDS};
 
 use super::OpContext;
 use super::run_code::{Run, RunAttempt, RunInput};
@@ -45,7 +45,7 @@ fn unstartable(command: &Command) -> Option<StartRefused> {
 impl RunAttempt<'_> {
     pub(super) async fn command(&self, command: &Command, env: &Environment) -> Result<Ran, EngineError> {
         let (ops, context) = (self.ops, self.context);
-        let mut state = context.state.lock().await;
+        let mut state = self.state().await?;
         let sandbox = ops.ensure_sandbox(context, &mut state, None).await?;
         let oom_kills = state.oom_kills;
         drop(state);
@@ -88,12 +88,19 @@ impl RunAttempt<'_> {
     /// Returns the result of a command that could not be started. As in a shell, this is a result and not an error.
     async fn not_started(&self, refused: StartRefused, command: &Command) -> Result<Ran, EngineError> {
         let program = match command {
-            Command::Shell(_) | Command::Bash(_) => SHELL,
+            Command::Shell(_) => SHELL,
+            Command::Bash(_) => BASH,
             Command::Argv(argv) => argv.first().map_or("", String::as_str),
         };
         let (code, text) = match refused.failure {
             GuestFailure::NotFound => (NOT_FOUND, format!("{program}: command not found\n")),
             GuestFailure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
+            GuestFailure::Busy => {
+                return Err(EngineError::OverLimit {
+                    what: "commands at once in a context",
+                    limit: MAX_COMMANDS.to_string(),
+                });
+            }
             _ => return Err(refused.into()),
         };
         let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };

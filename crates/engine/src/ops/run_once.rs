@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::OpContext;
 use super::list_files::{ListRequest, NEWEST, list};
+use super::run_code::killed;
 use crate::config::{DATA, KeptConfig};
 use crate::context::ContextState;
 use crate::conversation::ParkingSlot;
@@ -38,7 +39,7 @@ impl OpContext {
         let mut conversation = self.open_conversation(call, &id).await?;
         conversation.shape.egress = self.egress_for(network);
         let info = self.info_of(&id, &conversation, language);
-        if let Some(refused) = self.too_long(code.len(), info.clone()) {
+        if let Some(refused) = self.too_long(code.len(), usize::MAX, info.clone()) {
             return Ok(Outcome::Ran(Box::new(refused)));
         }
         let never = (&CancellationToken::new(), EngineError::Cancelled);
@@ -46,7 +47,7 @@ impl OpContext {
             Some(permits) => permits,
             None => {
                 let _queued = self.enqueue()?;
-                self.permits(call, &never).await?
+                self.permits(call, Some(self.inner.config.queue_wait), &never).await?
             }
         };
         let continues = self.inner.conversations.record_run(&conversation.key);
@@ -176,7 +177,11 @@ impl OneShotRun<'_> {
             // No variables are kept, whatever the guest says.
             *state_kept = false;
         }
-        let end = ContextState::default().explain(end, self.sandbox, 0).await;
+        let stats = match killed(&end) {
+            true => self.sandbox.stats().await,
+            false => None,
+        };
+        let end = ContextState::default().explain(end, stats, 0);
         let files = self.files().await;
         Ok(Ran { files, ..report.ran(end, self.info, None) })
     }

@@ -227,9 +227,10 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
     let stays = |kept: KeptConfig| limits.idle_timeout.unwrap_or(kept.stays);
     RealmConfig {
         timeout: limits.timeout,
-        max_timeout: max_timeout.unwrap_or(usual.max_timeout).max(limits.timeout),
-        max_command_timeout: max_timeout.unwrap_or(usual.max_command_timeout).max(limits.timeout),
-        max_background: max_background.unwrap_or(usual.max_background).max(limits.timeout),
+        // Only a dialect without the setting `max_timeout` raises its longest time to the usual one.
+        max_timeout: max_timeout.unwrap_or_else(|| usual.max_timeout.max(limits.timeout)),
+        max_command_timeout: max_timeout.unwrap_or_else(|| usual.max_command_timeout.max(limits.timeout)),
+        max_background: max_background.unwrap_or_else(|| usual.max_background.max(limits.timeout)),
         limits: sandbox::Limits { memory_bytes, cpu_millis, pids: limits.pids, disk_bytes, ..usual.limits },
         // Group limits apply only in a dialect whose document has one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),

@@ -366,12 +366,18 @@ impl DialectLimits {
     fn typed(effective: &Effective, dialect: &str) -> Result<Self, ConfigError> {
         let key = |name: &str| format!("dialect.{dialect}.{name}");
         let memory_mb = effective.get(&key("memory_mb"))?;
+        let timeout = effective.time(&key("timeout"))?;
+        let longest = match settings::find(&key("max_timeout")) {
+            Some(_) => Some((effective.time(&key("max_timeout"))?, effective.time(&key("max_background"))?)),
+            None => None,
+        };
+        if longest.is_some_and(|(longest, _)| longest < timeout) {
+            let why = format!("is less than `{}`, the time of a run that asks for none; set that too", key("timeout"));
+            return Err(effective.error(&key("max_timeout"), &why));
+        }
         Ok(Self {
-            timeout: effective.time(&key("timeout"))?,
-            longest: match settings::find(&key("max_timeout")) {
-                Some(_) => Some((effective.time(&key("max_timeout"))?, effective.time(&key("max_background"))?)),
-                None => None,
-            },
+            timeout,
+            longest,
             memory_mb,
             browser_memory_mb: browser_memory(effective, &key("browser_memory_mb"), memory_mb)?,
             cpus: effective.number(&key("cpus"))?,
