@@ -25,6 +25,7 @@ pub struct EngineConfig {
     /// Quota of every tenant without an entry in `quotas`.
     pub quota: Quota,
     pub quotas: BTreeMap<Tenant, Quota>,
+    pub mounts: Vec<Mount>,
     /// Secret that makes the keys of links unguessable.
     pub file_secret: [u8; 32],
     /// Maximum size of a file read through a link.
@@ -72,6 +73,7 @@ impl Default for EngineConfig {
             realms: Vec::new(),
             quota: Quota::default(),
             quotas: BTreeMap::new(),
+            mounts: Vec::new(),
             file_secret: random_secret(),
             max_link_bytes: 2048 * MB,
             grace: Duration::from_secs(2),
@@ -117,6 +119,21 @@ fn random_secret() -> [u8; 32] {
         half.copy_from_slice(uuid::Uuid::new_v4().as_bytes());
     }
     secret
+}
+
+/// A directory of the host that the operator shows to the contexts of some tenants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub volume: SharedVolume,
+    pub realms: Vec<Realm>,
+    /// Tenants that have it; `None` means all of them.
+    pub tenants: Option<Vec<Tenant>>,
+}
+
+impl Mount {
+    pub(crate) fn is_for(&self, tenant: &Tenant) -> bool {
+        self.tenants.as_ref().is_none_or(|tenants| tenants.contains(tenant))
+    }
 }
 
 /// Rules of one realm.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proto::{Ended, KernelId, Language};
-use sandbox::{Isolation, Limits};
+use sandbox::{Isolation, Limits, SharedVolume};
 use text::unix_now;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -95,6 +95,7 @@ pub(crate) struct Context {
     pub(crate) language: Language,
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
+    pub(crate) mounts: Vec<SharedVolume>,
     pub(crate) keys: Keys,
     /// Connection that created the context.
     pub(crate) connection: Option<String>,
@@ -175,6 +176,7 @@ pub(crate) struct Plan {
     pub(crate) language: Language,
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
+    pub(crate) mounts: Vec<SharedVolume>,
     pub(crate) keys: Keys,
     pub(crate) connection: Option<String>,
 }
@@ -190,6 +192,7 @@ impl Context {
             language: plan.language,
             size: plan.size,
             limits: plan.limits,
+            mounts: plan.mounts,
             keys: plan.keys,
             connection: plan.connection,
             created_at: now,
@@ -226,6 +229,7 @@ impl Context {
             size: self.size,
             limits: self.limits,
             isolation: activity.isolation.clone(),
+            mounts: self.mounts.clone(),
             key: self.keys.files.clone(),
         }
     }

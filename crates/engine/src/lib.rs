@@ -26,7 +26,9 @@ mod stock;
 mod tenancy;
 
 pub use browser::Browsers;
-pub use config::{BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
+pub use config::{
+    BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, Mount, RealmConfig, Runtimes, WORKSPACE,
+};
 pub use egress::Traffic;
 pub use engine::{Counts, Engine};
 pub use links::LinkedFile;

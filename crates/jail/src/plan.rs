@@ -81,7 +81,8 @@ pub(crate) fn plan(spec: &JailSpec) -> Plan {
     dev(spec, &mut steps);
     steps.ops.push(Op::HideLayers);
     steps.dir(Path::new("/proc"));
-    spec.shared.iter().for_each(|shared| steps.dir(&shared.inside));
+    let beside_volume = spec.shared.iter().filter(|shared| shared.on_volume().is_none());
+    beside_volume.for_each(|shared| steps.dir(&shared.inside));
     steps.ops.push(Op::LoopbackUp);
     let base = base..steps.ops.len();
     steps.ops.push(Op::Listen(spec.dir.clone()));
@@ -244,8 +245,24 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
         Some(KeptVolumeSpec::Memory { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
         None => {}
     }
+    shared_dirs(spec, steps);
     let share = |shared: &SharedVolumeSpec| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
     steps.ops.extend(spec.shared.iter().map(share));
+}
+
+/// Creates the directories on the sandbox's volume over which shared volumes are mounted. They are the code's, like
+/// everything else there.
+fn shared_dirs(spec: &JailSpec, steps: &mut Steps) {
+    let (owner, mode) = (spec.map.outer(), 0o755);
+    for shared in &spec.shared {
+        let Some(top) = shared.on_volume() else { continue };
+        let below: Vec<&Path> = shared.inside.ancestors().take_while(|dir| *dir != top).collect();
+        for path in below.into_iter().rev() {
+            if steps.dirs.insert(path.to_owned()) {
+                steps.ops.push(Op::SharedDir { path: path.to_owned(), mode, owner, group: owner });
+            }
+        }
+    }
 }
 
 /// Shows the runtimes and our files. This follows the volume, because a runtime may be below `/tmp`.

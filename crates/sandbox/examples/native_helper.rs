@@ -275,7 +275,7 @@ fn share(mode: &str, state_dir: &str, host: &str, line: &str) {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         let sandbox = native.create(&spec).await.unwrap();
         say(&*sandbox, line).await;
-        let notes = sandbox.isolation().missing.iter().filter(|line| line.starts_with("shared volumes: "));
+        let notes = sandbox.isolation().missing.iter().filter(|line| line.contains("with directories of the host"));
         eprintln!("{} notes", notes.count());
         sandbox.destroy().await.unwrap();
         native.shutdown().await;

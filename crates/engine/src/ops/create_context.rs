@@ -98,7 +98,8 @@ impl OpContext {
         }
         let limits = config.limits_of(size);
         let keys = Keys::of_context(&self.inner.config.file_secret, &call.tenant, config.realm, &id);
-        Ok(Plan { id, name, description, language, size, limits, keys, connection: call.connection.clone() })
+        let (mounts, connection) = (self.tenancy.mounts().cloned().collect(), call.connection.clone());
+        Ok(Plan { id, name, description, language, size, limits, mounts, keys, connection })
     }
 
     /// Reserves room within the limits. In realms that evict idle contexts, the one unused for the longest time goes

@@ -258,3 +258,36 @@ async fn volumes_and_runtimes_are_listed() {
     let names: Vec<&str> = all.iter().map(|runtime| runtime.name.as_str()).collect();
     assert_eq!(names, ["fake/python", "fake/javascript", "fake/typescript"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_mount_is_in_the_contexts_of_its_tenants_and_realms() {
+    let backend = FakeBackend::new();
+    let volume = |name: &str| engine::op::SharedVolume {
+        host: format!("/srv/{name}").into(),
+        inside: format!("/workspace/{name}").into(),
+        read_only: true,
+    };
+    let mount = |name: &str, realms: &[engine::Realm], tenants: Option<&[&str]>| engine::Mount {
+        volume: volume(name),
+        realms: realms.to_vec(),
+        tenants: tenants.map(|names| names.iter().map(|name| engine::Tenant((*name).into())).collect()),
+    };
+    let (agentrun, microsandbox) = (dialects::agentrun::REALM, dialects::microsandbox::REALM);
+    let mounts = vec![
+        mount("blues", &[agentrun], Some(&["blue"])),
+        mount("everybodys", &[agentrun, microsandbox], None),
+        mount("elsewhere", &[microsandbox], Some(&["blue"])),
+    ];
+    let engine = engine_with(&backend, engine::EngineConfig { mounts, ..config() }).await;
+    for (tenant, realm, names) in [
+        ("blue", agentrun, vec!["blues", "everybodys"]),
+        ("green", agentrun, vec!["everybodys"]),
+        ("blue", microsandbox, vec!["everybodys", "elsewhere"]),
+    ] {
+        let call = engine::Call { realm, ..call_of(&engine::Tenant(tenant.into())) };
+        let new = engine::op::NewContext::named("one", proto::Language::Python);
+        let made = created(engine.execute(&call, Op::CreateContext(new)).await);
+        let volumes: Vec<_> = names.into_iter().map(volume).collect();
+        assert_eq!((&backend.specs().pop().unwrap().volumes, &made.mounts), (&volumes, &volumes), "{tenant}");
+    }
+}

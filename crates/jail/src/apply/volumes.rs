@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, UnmountFlags};
 use rustix::process::{Signal, WaitId, WaitIdOptions};
@@ -14,7 +14,7 @@ use crate::ids::{self, Remap};
 use crate::spec::{SharedVolumeSpec, Volume};
 use crate::{sys, volume};
 
-use super::mounts::{attach, copy_of, open_dir};
+use super::mounts::{attach, copy_of};
 use super::{ApplyError, ApplyState, At, SetupEvent, Syscall, write_existing};
 
 /// Temporary mount points of the volumes while their directories are created.
@@ -104,8 +104,11 @@ impl ApplyState {
 
     pub(super) fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
         let SharedVolumeSpec { host, inside, read_only } = shared;
-        // Open the directory only once, so that a concurrent rename cannot change which directory is shown.
-        let dir = open_dir(host)?;
+        // Open the directory only once, so that a concurrent rename cannot change which directory is shown. Symlinks are
+        // refused in every component: code may have put one into another shared directory.
+        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat2(CWD, host, flags, Mode::empty(), how).at(Syscall::Open, host)?;
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
         let access = if *read_only { sys::RDONLY } else { 0 };

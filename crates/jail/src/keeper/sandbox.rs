@@ -190,9 +190,10 @@ impl Keeper {
     }
 }
 
-/// Returns the on-disk volumes of a sandbox, with their directories inside it.
+/// Returns the on-disk volumes of a sandbox, with their directories inside it. A shared directory can be in place of
+/// `/workspace`, but never of `/tmp`.
 fn volumes(sandbox: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'static str)> {
-    let own = sandbox.volume.as_ref().map(|backing| (backing.device, "workspace"));
+    let own = sandbox.volume.as_ref().map(|backing| (backing.device, "tmp"));
     own.into_iter().chain(sandbox.kept_loop.map(|device| (device, "data")))
 }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
-use engine::op::Quota;
-use engine::{Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Op, Realm, RealmConfig, Tenant};
+use engine::op::{Quota, SharedVolume};
+use engine::{Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant};
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
 use tokio_util::sync::CancellationToken;
 
 use super::{Failed, network};
-use crate::config::{Config, DialectLimits};
+use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig};
 use crate::handler::{Execute, Executing};
 
 /// Checks the shared volumes at the start, so that the operator, and not the first client, learns of volumes with which
@@ -166,6 +166,7 @@ pub(crate) fn engine_config(
         egress: network::egress(config)?,
         realms,
         quota,
+        mounts: config.mounts.iter().map(mount).collect(),
         file_secret,
         shutdown_grace: shutdown_grace(config),
         start_timeout: microsandbox.start_timeout,
@@ -175,6 +176,15 @@ pub(crate) fn engine_config(
         ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
     })
+}
+
+fn mount(mount: &MountConfig) -> Mount {
+    let tenants = match mount.tenants.as_slice() {
+        [] => Some(vec![Tenant::local()]),
+        names if names.iter().any(|name| name == ALL_TENANTS) => None,
+        names => Some(names.iter().cloned().map(Tenant).collect()),
+    };
+    Mount { volume: mount.volume.clone(), realms: mount.dialects.iter().map(|id| Realm(id)).collect(), tenants }
 }
 
 /// Returns the default dialect.
@@ -211,11 +221,17 @@ fn realm(config: &Config, usual: RealmConfig, transport: TransportKind) -> Realm
             evict_idle: microsandbox.evict,
             max_total_memory_bytes: microsandbox.max_total_memory_mb.map(|mb| mb << 20),
             sweep_interval: microsandbox.cleanup_interval,
-            volumes: microsandbox.volumes.clone(),
+            volumes: microsandbox.volumes.iter().map(resolved).collect(),
             ..general
         },
         _ => general,
     }
+}
+
+/// Returns the volume with the path that its directory has without symlinks, because the launcher follows none.
+fn resolved(volume: &SharedVolume) -> SharedVolume {
+    let host = volume.host.canonicalize().unwrap_or_else(|_| volume.host.clone());
+    SharedVolume { host, ..volume.clone() }
 }
 
 fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {

@@ -38,7 +38,7 @@ pub enum ValueKind {
     Time(f64, f64),
     /// A table with keys that the operator chooses. It can only be given in the file, as a whole.
     Table,
-    /// An array of tables, written as `[[…]]` in the file.
+    /// An array of tables, written as `[[…]]` in the file. The one that has a flag is `mount`; each flag adds a table.
     Tables,
     /// The path of the configuration file, which therefore cannot be set in that file.
     ConfigFile,
@@ -181,7 +181,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 74] = [
+const GENERAL: [Setting; 75] = [
     setting(
         "config",
         ConfigFile,
@@ -299,6 +299,13 @@ const GENERAL: [Setting; 74] = [
         "Browser of sandboxes: `auto` (Chromium, if this machine has it), `off`, or the path of a Chromium binary",
     )
     .env(&["SANDPOOL_BROWSER"]),
+    setting(
+        "mount",
+        Tables,
+        Unset,
+        "Directory of this machine that contexts see, read-only and at `/workspace/<name>` unless GUEST and `rw` say otherwise; the flag can be repeated; docs/mounts.md explains the keys",
+    )
+    .flag("mount", "HOST[:GUEST][:ro|rw]", &[]),
     setting(
         "network.default",
         Text,
