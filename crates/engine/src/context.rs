@@ -234,6 +234,15 @@ impl Context {
         }
     }
 
+    /// Says what is gone when the sandbox is.
+    pub(crate) fn lost_with_sandbox(&self) -> String {
+        let kept: Vec<String> = self.mounts.iter().map(|mount| mount.inside.display().to_string()).collect();
+        match kept.is_empty() {
+            true => "variables and files are gone".into(),
+            false => format!("variables and files are gone, except those in {}", kept.join(", ")),
+        }
+    }
+
     pub(crate) fn cell_turn(&self, language: Language) -> CellTurn {
         lock(&self.cell_turns).entry(language).or_default().clone()
     }

@@ -242,7 +242,7 @@ impl OpContext {
             self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
         }
         provisioned.notice = lost
-            .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
+            .map(|why| format!("[the sandbox was lost ({why}): {}]", context.lost_with_sandbox()))
             .or_else(|| state.notice.take());
         *state = provisioned;
         let sandbox = state.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;

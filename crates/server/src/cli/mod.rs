@@ -8,6 +8,7 @@ mod flags;
 mod journal;
 mod network;
 mod output;
+mod packages;
 mod prepare;
 mod run;
 mod serve;

@@ -1,18 +1,22 @@
 //! Connects the parts of the server: the configuration, the engine, the native back end and its guest.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
 use engine::op::{Quota, SharedVolume};
-use engine::{Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant};
+use engine::{
+    Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant, WORKSPACE,
+};
+use runtimes::PACKAGES;
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failed, network};
+use super::{Failed, network, packages};
 use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig};
 use crate::handler::{Execute, Executing};
 
@@ -166,7 +170,7 @@ pub(crate) fn engine_config(
         egress: network::egress(config)?,
         realms,
         quota,
-        mounts: config.mounts.iter().map(mount).collect(),
+        mounts: mounts(config)?,
         file_secret,
         shutdown_grace: shutdown_grace(config),
         start_timeout: microsandbox.start_timeout,
@@ -176,6 +180,25 @@ pub(crate) fn engine_config(
         ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
     })
+}
+
+/// Returns the mounts of the engine. One that replaces the workspace is followed by one for the packages that code
+/// installs, so that they last as long as the files.
+fn mounts(config: &Config) -> Result<Vec<Mount>, Failed> {
+    let mut all: Vec<Mount> = config.mounts.iter().map(mount).collect();
+    let taken = |volume: &SharedVolume| volume.inside.starts_with(PACKAGES);
+    if config.mounts.iter().any(|mount| taken(&mount.volume)) {
+        return Ok(all);
+    }
+    for mount in config.mounts.iter().filter(|mount| mount.volume.inside == Path::new(WORKSPACE)) {
+        if !mount.volume.read_only {
+            let failed = |error| Failed(format!("`{}`: {error}", mount.volume.host.join(packages::DIR).display()));
+            let host = packages::prepare(&mount.volume.host).map_err(failed)?;
+            let volume = SharedVolume { host, inside: PACKAGES.into(), read_only: false };
+            all.push(self::mount(&MountConfig { volume, ..mount.clone() }));
+        }
+    }
+    Ok(all)
 }
 
 fn mount(mount: &MountConfig) -> Mount {

@@ -87,12 +87,12 @@ pub(super) fn typed(
     let config_file = effective.value("config").and_then(toml::Value::as_str).map(Path::new);
     let beside = config_file.and_then(|file| std::path::absolute(file).ok()?.parent().map(Path::to_owned));
     let tables = effective.value("mount").and_then(toml::Value::as_array);
+    let tables = tables.into_iter().flatten().map(|table| ("mount", table.clone()));
     let mut mounts: Vec<MountConfig> = Vec::new();
-    for table in tables.into_iter().flatten() {
-        let name = table.get("host").and_then(toml::Value::as_str).unwrap_or_default();
-        let wrong = |why: &str| effective.error("mount", &format!("`{name}`: {why}"));
-        let table: MountTable =
-            table.clone().try_into().map_err(|error: toml::de::Error| wrong(error.message().trim()))?;
+    for (key, table) in workspace(effective)?.map(|table| ("workspace", table.into())).into_iter().chain(tables) {
+        let name = table.get("host").and_then(toml::Value::as_str).unwrap_or_default().to_owned();
+        let wrong = |why: &str| effective.error(key, &format!("`{name}`: {why}"));
+        let table: MountTable = table.try_into().map_err(|error: toml::de::Error| wrong(error.message().trim()))?;
         let mount = mount(table, beside.as_deref(), is_root, private).map_err(|why| wrong(&why))?;
         if let Some(other) = mounts.iter().find(|other| mount.collides_with(other)) {
             let (own, other) = (mount.volume.inside.display(), other.volume.inside.display());
@@ -105,6 +105,16 @@ pub(super) fn typed(
         mounts.push(mount);
     }
     Ok(mounts)
+}
+
+/// Returns the table that `workspace` is short for. A path from the file stays relative to the file.
+fn workspace(effective: &Effective) -> Result<Option<toml::Table>, ConfigError> {
+    let Some(host) = effective.get::<Option<String>>("workspace")? else { return Ok(None) };
+    if effective.is_from_file("workspace") {
+        let members = [("host", host.as_str()), ("guest", WORKSPACE), ("access", "rw")];
+        return Ok(Some(members.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()));
+    }
+    from_flag(&format!("{host}:{WORKSPACE}:rw")).map(Some).map_err(|why| effective.error("workspace", &why))
 }
 
 fn mount(

@@ -129,6 +129,10 @@ impl Effective {
         }
     }
 
+    pub(super) fn is_from_file(&self, key: &str) -> bool {
+        matches!(self.0[key].origin, Origin::File(_))
+    }
+
     pub(super) fn error(&self, key: &str, why: &str) -> ConfigError {
         self.error_in(key, "", why)
     }

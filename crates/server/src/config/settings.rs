@@ -181,7 +181,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 75] = [
+const GENERAL: [Setting; 76] = [
     setting(
         "config",
         ConfigFile,
@@ -306,6 +306,13 @@ const GENERAL: [Setting; 75] = [
         "Directory of this machine that contexts see, read-only and at `/workspace/<name>` unless GUEST and `rw` say otherwise; the flag can be repeated; docs/mounts.md explains the keys",
     )
     .flag("mount", "HOST[:GUEST][:ro|rw]", &[]),
+    setting(
+        "workspace",
+        Text,
+        Unset,
+        "Directory of this machine that is `/workspace` of contexts, with their files and installed packages, also after a restart; short for a `mount` at `/workspace` with `rw`",
+    )
+    .flag("workspace", "DIR", &[]),
     setting(
         "network.default",
         Text,

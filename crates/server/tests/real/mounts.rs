@@ -96,6 +96,56 @@ open('/workspace/project/made', 'w')";
     assert!(client.finish().success());
 }
 
+/// Files and packages are there again after the server was ended, and the next answer says what is not.
+#[test]
+fn a_workspace_lasts_and_its_packages_too() {
+    let state = StateDir::new("workspace");
+    let project = directory(&state, "project");
+    let start = || {
+        let mut command = stdio_of("sandpool", &state.0, "");
+        command.args(["--workspace", "project"]).current_dir(&state.0);
+        Client::start(command)
+    };
+    let mut client = start();
+    let version = "import os, sys
+packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages'";
+    let install =
+        format!("{version}\nos.makedirs(packages)\nopen(packages + '/installed.py', 'w').write('x = 7')\nx = 1");
+    let first = client.call("run_code", json!({ "code": format!("{install}\nopen('made', 'w').write('kept')") }));
+    assert_eq!(first.json()["success"], true, "{}", first.0);
+    assert_eq!(std::fs::read_to_string(project.join("made")).unwrap(), "kept");
+    let installed = project.join(".sandpool/packages/lib");
+    assert!(installed.is_dir() && owner(&installed) == owner(&project));
+    assert!(client.finish().success());
+
+    let mut client = start();
+    let lost = client.call("run_code", json!({ "code": "print(open('made').read())\nx" }));
+    assert_eq!(
+        (lost.field("stdout"), &lost.json()["error"]["name"]),
+        ("kept\n".into(), &json!("NameError")),
+        "{}",
+        lost.0
+    );
+    let note = "This call made the context: it has no variables of earlier calls, but their files in /workspace, \
+                /tmp/.packages.";
+    assert_eq!(lost.field("note"), note, "{}", lost.0);
+    let found = client.call("run_code", json!({ "code": "import installed\ninstalled.x" }));
+    assert_eq!(found.field("result"), "7", "{}", found.0);
+    assert!(client.finish().success());
+}
+
+#[test]
+fn without_a_workspace_the_next_answer_says_that_all_is_gone() {
+    let state = StateDir::new("no-workspace");
+    let mut client = Client::start(stdio_of("sandpool", &state.0, ""));
+    let lost = client.call("run_code", json!({ "code": "x" }));
+    let note = "This call made the context: it has no variables, packages or files of earlier calls.";
+    assert_eq!(lost.field("note"), note, "{}", lost.0);
+    let again = client.call("run_code", json!({ "code": "x" }));
+    assert_eq!(again.json().get("note"), None, "once is enough: {}", again.0);
+    assert!(client.finish().success());
+}
+
 #[test]
 fn a_mount_in_place_of_the_workspace() {
     let state = StateDir::new("mounts-workspace");
@@ -108,9 +158,10 @@ fn a_mount_in_place_of_the_workspace() {
     assert_eq!(std::fs::read_to_string(project.join("d/new")).unwrap(), "by a tool");
     assert_eq!([owner(&project.join("d")), owner(&project.join("d/new"))], [owner(&project); 2]);
     let ran = client.call("run_command", json!({ "command": "pwd; cat f d/new; ls -A" }));
-    assert_eq!(ran.field("stdout"), "/workspace\nof project\nby a toold\nf\n", "{}", ran.0);
+    assert_eq!(ran.field("stdout"), "/workspace\nof project\nby a tool.sandpool\nd\nf\n", "{}", ran.0);
     let rows = client.call("list_contexts", json!({})).json();
-    assert_eq!(rows["contexts"][0]["note"], "No disk quota holds in /workspace: files there are the host's.", "{rows}");
+    let note = "No disk quota holds in /workspace, /tmp/.packages: files there are the host's.";
+    assert_eq!(rows["contexts"][0]["note"], note, "{rows}");
     assert!(client.finish().success());
 }
 
