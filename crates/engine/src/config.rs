@@ -12,6 +12,10 @@ use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
 pub use sandbox::{DATA, WORKSPACE};
 
+/// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it, unless the
+/// workspace lasts. `/tmp` is on that volume, but outside of the user's files.
+pub const PACKAGES: &str = "/tmp/.packages";
+
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// Number of processes added to a sandbox's limit for the browser. Threads count: Chromium has about fifty with one
@@ -185,6 +189,8 @@ pub struct RealmConfig {
     pub sweep_interval: Duration,
     /// Size and lifetime of a conversation's `/data`; only a realm with conversations has it.
     pub kept: Option<KeptConfig>,
+    /// Size and lifetime of the workspaces of named contexts, if they outlive their sandboxes.
+    pub persist: Option<KeptConfig>,
     pub volumes: Vec<SharedVolume>,
     /// Policy for the network of sandboxes. Without one a sandbox reaches only itself.
     pub network: Option<egress::Policy>,
@@ -241,6 +247,7 @@ impl RealmConfig {
             idle_timeout: Some(24 * HOUR),
             sweep_interval: Duration::from_secs(60),
             kept: None,
+            persist: None,
             volumes: Vec::new(),
             network: None,
             network_of: BTreeMap::new(),

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proto::{Ended, KernelId, Language};
-use sandbox::{Isolation, Limits, SharedVolume};
+use sandbox::{Isolation, KeptVolume, Limits, SharedVolume, WORKSPACE};
 use text::unix_now;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -96,6 +96,8 @@ pub(crate) struct Context {
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
     pub(crate) mounts: Vec<SharedVolume>,
+    /// Kept volume that is the workspace, if it outlives the sandbox.
+    pub(crate) kept: Option<KeptVolume>,
     pub(crate) keys: Keys,
     /// Connection that created the context.
     pub(crate) connection: Option<String>,
@@ -177,6 +179,8 @@ pub(crate) struct Plan {
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
     pub(crate) mounts: Vec<SharedVolume>,
+    /// Kept volume that is the workspace, if it outlives the sandbox.
+    pub(crate) kept: Option<KeptVolume>,
     pub(crate) keys: Keys,
     pub(crate) connection: Option<String>,
 }
@@ -193,6 +197,7 @@ impl Context {
             size: plan.size,
             limits: plan.limits,
             mounts: plan.mounts,
+            kept: plan.kept,
             keys: plan.keys,
             connection: plan.connection,
             created_at: now,
@@ -236,7 +241,8 @@ impl Context {
 
     /// Says what is gone when the sandbox is.
     pub(crate) fn lost_with_sandbox(&self) -> String {
-        let kept: Vec<String> = self.mounts.iter().map(|mount| mount.inside.display().to_string()).collect();
+        let mounts = self.mounts.iter().map(|mount| mount.inside.display().to_string());
+        let kept: Vec<String> = self.kept.iter().map(|_| WORKSPACE.to_owned()).chain(mounts).collect();
         match kept.is_empty() {
             true => "variables and files are gone".into(),
             false => format!("variables and files are gone, except those in {}", kept.join(", ")),

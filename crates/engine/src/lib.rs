@@ -24,6 +24,7 @@ mod registry;
 mod sandbox_egress;
 mod stock;
 mod tenancy;
+mod workspaces;
 
 pub use browser::Browsers;
 pub use config::{

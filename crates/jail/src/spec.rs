@@ -27,7 +27,7 @@ pub struct SandboxSpec {
     pub files: Vec<FileSpec>,
     /// Host directories that the operator shares with sandboxes.
     pub volumes: Vec<SharedVolumeSpec>,
-    /// Kept volume that holds `/data` and outlives the sandbox. Only one sandbox at a time may use it.
+    /// Kept volume that holds `/data` or `/workspace` and outlives the sandbox. Only one sandbox at a time may use it.
     pub kept: Option<KeptVolumeRequest>,
     /// Whether a socket listens inside on [`PROXY`]. It is handed out once. Without it the sandbox has only loopback.
     pub egress: bool,
@@ -91,8 +91,10 @@ pub(crate) struct JailSpec {
     /// Files that are written into the root before it becomes read-only.
     pub files: Vec<FileSpec>,
     pub volume: Volume,
-    /// Kept volume for `/data`; without one, `/data` is on the volume.
+    /// Kept volume for `/data` or `/workspace`; without one, both are on the volume.
     pub kept: Option<KeptVolumeSpec>,
+    /// Where the packages of a kept `/workspace` are shown; `None` if the kept volume is for `/data`.
+    pub kept_packages: Option<PathBuf>,
     pub shared: Vec<SharedVolumeSpec>,
     /// Limits of a browser beside the code; `None` if the sandbox cannot have a browser.
     pub browser: Option<BrowserJail>,
@@ -393,6 +395,11 @@ impl SharedVolumeSpec {
 }
 
 impl JailSpec {
+    /// Returns the directory that is on the kept volume.
+    pub(crate) fn kept_dir(&self) -> Option<&'static str> {
+        self.kept.as_ref().map(|_| if self.kept_packages.is_some() { WORKSPACE } else { DATA })
+    }
+
     /// Rejects paths that would cover the sandbox's own parts or lead out of them.
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
@@ -416,8 +423,8 @@ impl JailSpec {
         let inside = shared.inside.as_path();
         check_form(inside)?;
         let on_volume = shared.on_volume();
-        // Runtimes can be below `/tmp`, a kept volume is `/data` as a whole, and the browser's downloads are its own.
-        let kept = self.kept.as_ref().map(|_| DATA);
+        // Runtimes can be below `/tmp`, the whole `/data` can be a kept volume, and the browser's downloads are its own.
+        let kept = self.kept_dir().filter(|dir| *dir == DATA || inside == Path::new(dir));
         let browser = self.browser.as_ref().map(|_| DOWNLOADS).filter(|_| inside != Path::new(WORKSPACE));
         let fixed = [Some("/tmp").filter(|tmp| inside == Path::new(tmp)), kept, browser];
         let own = self.reserved().filter(|own| Some(*own) != on_volume);

@@ -13,8 +13,6 @@ mod process;
 pub mod python;
 mod store;
 
-pub use kernel::PACKAGES;
-
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -359,7 +359,7 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         }
         add_lines(&mut note, &sentence);
     }
-    if ran.created && misses_something(ran) {
+    if ran.created && ran.notice.is_none() && misses_something(ran) {
         add_lines(&mut note, &what_is_new(&ran.context));
     }
     if is_disk_full(ran) {

@@ -291,3 +291,29 @@ async fn a_mount_is_in_the_contexts_of_its_tenants_and_realms() {
         assert_eq!((&backend.specs().pop().unwrap().volumes, &made.mounts), (&volumes, &volumes), "{tenant}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_named_context_has_its_workspace_again_and_tenants_have_their_own() {
+    let backend = FakeBackend::new();
+    let kept = engine::KeptConfig { bytes: 1 << 30, inodes: 1000, stays: Duration::from_secs(3600) };
+    let realm = dialects::sandpool::REALM;
+    let engine = engine_with(&backend, with_realm(realm, |realm| realm.persist = Some(kept))).await;
+    let call = |tenant: &str| Call { realm, ..call_of(&Tenant(tenant.into())) };
+    let volume = async |tenant: &str, name: &str| {
+        let made =
+            created(engine.execute(&call(tenant), Op::CreateContext(NewContext::named(name, Language::Python))).await);
+        let volume = backend.specs().pop().unwrap().kept.map(|kept| kept.name);
+        let code = RunCode::new(Target::existing(ContextSelector::Id(made.id.clone())), "print");
+        let notice = ran(engine.execute(&call(tenant), Op::RunCode(code)).await).notice;
+        let stop = Op::StopContext { which: ContextSelector::Id(made.id) };
+        assert!(engine.execute(&call(tenant), stop).await.is_ok());
+        (volume, notice.is_some())
+    };
+    let (blue, opened_again) = volume("blue", "notes").await;
+    assert!(blue.as_ref().is_some_and(|name| name.starts_with("w-") && name.len() == 66) && !opened_again, "{blue:?}");
+    assert_eq!(volume("blue", "notes").await, (blue.clone(), true));
+    let (other, _) = volume("blue", "other").await;
+    let (green, opened_again) = volume("green", "notes").await;
+    assert!(other != blue && green != blue && !opened_again, "{other:?} {green:?}");
+    assert_eq!(volume("blue", "").await, (None, false), "without a name there is nothing to find it by");
+}

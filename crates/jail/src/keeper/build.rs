@@ -214,6 +214,7 @@ impl Keeper {
             files: spec.files.clone(),
             volume,
             kept: sandbox.kept.as_ref().map(|lease| lease.source.clone()),
+            kept_packages: spec.kept.as_ref().and_then(|kept| Some(kept.workspace.as_ref()?.packages.clone())),
             shared: spec.volumes.clone(),
             browser: spec.browser.map(|room| BrowserJail { processes: self.process_limit(room.pids) }),
             egress: spec.egress.then_some(PROXY),

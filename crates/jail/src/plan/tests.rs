@@ -27,6 +27,7 @@ fn spec(mode: Mode) -> JailSpec {
             Mode::Sub | Mode::Single => Volume::Tmpfs { bytes: 64 << 20, inodes: 1000 },
         },
         kept: None,
+        kept_packages: None,
         shared: vec![],
         browser: None,
         egress: None,

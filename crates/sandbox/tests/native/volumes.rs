@@ -285,3 +285,64 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
     }
     native.shutdown().await;
 }
+
+/// The workspace of a context: files and packages are there again, with a quota, for one sandbox at a time; mounts and
+/// downloads are shown in it, whatever code did to their places.
+#[tokio::test]
+async fn a_kept_workspace_outlives_its_sandbox_and_is_listed_with_its_owner() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("kept-workspace");
+    let state = place.0.join("state");
+    let dir = owned(&place, "project", 4321);
+    fs::write(dir.join("f"), "theirs\n").unwrap();
+    fs::set_permissions(dir.join("f"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let owner = sandbox::WorkspaceOwner { tenant: "blue".into(), dialect: "sandpool".into(), context: "notes".into() };
+    let workspace = Some(sandbox::KeptWorkspace { owner: owner.clone(), packages: "/tmp/.packages".into() });
+    let volume = KeptVolume { name: format!("w-{}", "a".repeat(64)), workspace, ..kept('a') };
+    let browser = Some(sandbox::BrowserRoom { memory_bytes: 64 << 20, pids: 20 });
+    let spec = SandboxSpec {
+        kept: Some(volume.clone()),
+        volumes: vec![share(&dir, "/workspace/a/project", true)],
+        browser,
+        ..spec()
+    };
+    let config = NativeConfig { exclusive: false, spares: 0, ..config(&place.0) };
+    let launch = || spawn_launcher_from(&helper()).unwrap();
+    let native = Native::start(launch(), config.clone()).await.unwrap().0;
+    let stored = || sandbox::workspaces(&state).unwrap();
+    assert_eq!(stored(), []);
+
+    let one = native.create(&spec).await.unwrap();
+    let made = "cd /workspace; echo one > f; echo p > /tmp/.packages/p; echo gone > /tmp/gone; cat a/project/f; \
+                stat -c '%a %u' downloads; touch downloads/x; ls -A";
+    assert_eq!(sh(&*one, made).await, "theirs\n770 1000\n.packages\na\ndownloads\nf\n");
+    let found = stored();
+    assert_eq!((&found[0].owner, found[0].in_use, found.len()), (&owner, true, 1));
+    assert!(!sandbox::remove_workspace(&state, &volume.name).unwrap(), "a sandbox has it");
+    let other = Native::start(launch(), config.clone()).await.unwrap().0;
+    assert!(matches!(other.create(&spec).await.err(), Some(BackendError::InUse)));
+    one.destroy().await.unwrap();
+    native.shutdown().await;
+
+    // Another server finds it, and its quota holds.
+    let two = other.create(&spec).await.unwrap();
+    let seen = "cd /workspace; cat f /tmp/.packages/p; ls -A /tmp downloads; \
+                dd if=/dev/zero of=big bs=1M 2>&1 | grep -o 'No space left'; rm big";
+    assert_eq!(sh(&*two, seen).await, "one\np\n/tmp:\n.downloads\n.packages\n\ndownloads:\nNo space left\n");
+    // Code replaces what it can: the next sandbox has other places, but none outside.
+    let attack = "cd /workspace; rm -r .packages 2>/dev/null; mv .packages x; ln -s /etc .packages; ls";
+    assert!(sh(&*two, attack).await.contains("a\n"));
+    two.destroy().await.unwrap();
+    let three = other.create(&spec).await.unwrap();
+    assert_eq!(
+        sh(&*three, "readlink /workspace/.packages; ls -A /tmp/.packages; cat /workspace/a/project/f").await,
+        "/etc\ntheirs\n"
+    );
+    three.destroy().await.unwrap();
+    assert!(sandbox::remove_workspace(&state, &volume.name).unwrap());
+    assert_eq!(stored(), []);
+    assert_eq!(fs::read_dir(state.join("data")).unwrap().count(), 0);
+    other.shutdown().await;
+}

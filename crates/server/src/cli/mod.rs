@@ -16,6 +16,7 @@ mod setup;
 mod signals;
 mod stdio;
 mod wiring;
+mod workspace;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ enum Command {
     Setup(setup::Args),
     Config(config::Args),
     Journal(journal::Args),
+    Workspace(workspace::Args),
 }
 
 /// The configuration and the environment that every command gets.
@@ -116,6 +118,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Setup(args) => setup::main(args, context),
         Command::Config(args) => config::main(args, &context),
         Command::Journal(args) => journal::main(args, &context),
+        Command::Workspace(args) => workspace::main(args, &context),
     }
 }
 

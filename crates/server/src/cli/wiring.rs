@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
+use engine::config::PACKAGES;
 use engine::op::{Quota, SharedVolume};
 use engine::{
     Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant, WORKSPACE,
 };
-use runtimes::PACKAGES;
-use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
+use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, Mode, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +43,8 @@ fn check_volumes(config: &Config) -> Result<(), Failed> {
 pub(crate) struct Native {
     launcher: Launcher,
     config: NativeConfig,
+    /// Whether workspaces of contexts have to outlive the server.
+    persists: bool,
 }
 
 impl Native {
@@ -52,11 +54,13 @@ impl Native {
 
     /// Starts a launcher for a trial, which leaves the machine's cgroups as they are.
     pub(crate) fn launch_trial(config: &Config) -> Result<Self, Failed> {
-        Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)
+        let trial = Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)?;
+        Ok(Self { persists: false, ..trial })
     }
 
     fn launch_with(config: &Config, transport: TransportKind, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
         check_volumes(config)?;
+        let persists = config.dialects.of(&config.dialect).persist.is_some();
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
         let config = NativeConfig {
@@ -74,12 +78,18 @@ impl Native {
             restarts: true,
             keep_free: keep_free(config),
         };
-        Ok(Self { launcher, config })
+        Ok(Self { launcher, config, persists })
     }
 
     /// Starts the back end without a warning about missing isolation layers.
     pub(crate) async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
+        if self.persists && native.mode() != Mode::Root {
+            native.shutdown().await;
+            return Err(Failed(
+                "`persist` needs a server of root, which has workspaces on disk; use `--workspace DIR` instead".into(),
+            ));
+        }
         Ok((Arc::new(native), isolation))
     }
 
@@ -273,6 +283,7 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
         // Group limits apply only in a dialect whose document has one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
+        persist: limits.persist.map(|stays| KeptConfig { bytes: disk_bytes, inodes: usual.limits.disk_inodes, stays }),
         kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
         pool_size: limits.pool.map_or(0, |(size, _)| size),
         session_ttl: limits.pool.map_or(usual.session_ttl, |(_, age)| age),

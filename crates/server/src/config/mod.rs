@@ -169,6 +169,8 @@ pub(crate) struct DialectLimits {
     pub shutdown_grace: Duration,
     /// Part of the memory that the browser may use; `None` in a dialect without a browser.
     pub browser_memory_mb: Option<u64>,
+    /// Time after which the workspace of a named context is deleted; `None` if workspaces end with their contexts.
+    pub persist: Option<Duration>,
 }
 
 impl Config {
@@ -408,6 +410,12 @@ impl DialectLimits {
             max_contexts: effective.get(&key("max_contexts"))?,
             text_budget: effective.get(&key("text_budget"))?,
             shutdown_grace: effective.time(&key("shutdown_grace"))?,
+            persist: match settings::find(&key("persist")) {
+                Some(_) if effective.get(&key("persist"))? => {
+                    Some(Duration::from_secs(effective.get::<u64>(&key("persist_days"))? * 86_400))
+                }
+                _ => None,
+            },
         })
     }
 }

@@ -78,7 +78,7 @@ impl Setting {
 
 /// Returns the settings of `[dialect.<id>]`. Their defaults are the rules of the dialect's realm.
 fn limits(dialect: &'static Dialect) -> Vec<Setting> {
-    let RealmConfig { max_timeout, max_background, .. } = (dialect.realm)();
+    let RealmConfig { max_timeout, max_background, unique_names, .. } = (dialect.realm)();
     let RealmConfig { realm, timeout, limits, pool_size, session_ttl, idle_timeout, max_contexts, text_budget, .. } =
         (dialect.realm)();
     let help = &dialect.limit_help;
@@ -117,6 +117,22 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
                 Time(1.0, 30.0 * DAY),
                 is(max_background.as_secs()),
                 "Longest timeout of a background run, and its timeout if it asks for none",
+            ),
+        ]);
+    }
+    if unique_names {
+        all.extend([
+            of(
+                "persist",
+                Switch,
+                Is("false"),
+                "Keep files and installed packages of named contexts beyond the end of the server; needs a server of root",
+            ),
+            of(
+                "persist_days",
+                Whole(1, 3650),
+                Is("30"),
+                "Days after its last use at which the workspace of a named context is deleted",
             ),
         ]);
     }

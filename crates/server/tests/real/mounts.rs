@@ -241,3 +241,62 @@ fn a_tenant_sees_only_what_the_configuration_names_for_it() {
     assert_eq!(list("blue", "microsandbox", "execute_code", code), "['/workspace/all/f']\n");
     assert!(server.finish().success());
 }
+
+#[test]
+fn a_named_context_persists_with_files_and_packages_until_it_is_removed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP: workspaces on disk need root");
+        return;
+    }
+    let state = StateDir::new("persist");
+    let start = || Client::start(stdio_of("sandpool", &state.0, "[dialect.sandpool]\npersist = true\ndisk_mb = 64\n"));
+    let workspaces = || {
+        let listed = program(&state, &["workspace", "list", "--json"]).output().unwrap();
+        serde_json::from_slice::<Value>(&listed.stdout).unwrap()
+    };
+    let mut client = start();
+    assert!(!client.call("create_context", json!({ "name": "notes" })).is_error());
+    let code = "import os, sys
+packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages'
+os.makedirs(packages)
+open(packages + '/installed.py', 'w').write('x = 7')
+open('made', 'w').write('kept')
+x = 1";
+    let ran = client.call("run_code", json!({ "code": code, "context": "notes" }));
+    assert_eq!(ran.json()["success"], true, "{}", ran.0);
+    let found = &workspaces()[0];
+    assert_eq!(found["owner"], json!({ "tenant": "local", "dialect": "sandpool", "context": "notes" }));
+    assert_eq!((&found["in_use"], &found["quota_bytes"]), (&json!(true), &json!(64 << 20)));
+    let refused = program(&state, &["workspace", "remove", "notes"]).output().unwrap();
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("a server has it open"));
+    // Two servers never have it at once.
+    let mut other = start();
+    let refused = other.call("create_context", json!({ "name": "notes" }));
+    assert!(refused.is_error() && refused.0.to_string().contains("another server has these files"), "{}", refused.0);
+    assert!(client.finish().success());
+
+    assert!(!other.call("create_context", json!({ "name": "notes" })).is_error());
+    let lost = other.call("run_code", json!({ "code": "print(open('made').read())\nx", "context": "notes" }));
+    assert_eq!(
+        (lost.field("stdout"), &lost.json()["error"]["name"]),
+        ("kept\n".into(), &json!("NameError")),
+        "{}",
+        lost.0
+    );
+    let note =
+        "[the context was opened again: variables are gone; files in /workspace and installed packages are kept]";
+    assert_eq!(lost.field("note"), note, "{}", lost.0);
+    let found = other.call("run_code", json!({ "code": "import installed\ninstalled.x", "context": "notes" }));
+    assert_eq!(found.field("result"), "7", "{}", found.0);
+    // One of another name has other files. A stop keeps them.
+    let new = other.call("run_code", json!({ "code": "import os\nset(os.listdir()) - {'downloads'}" }));
+    assert_eq!(new.field("result"), "{'.packages'}", "{}", new.0);
+    other.call("stop_context", json!({ "context": "notes" }));
+    assert!(!other.call("create_context", json!({ "name": "notes" })).is_error());
+    let read = other.call("read_file", json!({ "path": "made", "context": "notes" }));
+    assert!(read.0.to_string().contains("kept"), "{}", read.0);
+    assert!(other.finish().success());
+    assert_eq!(workspaces().as_array().unwrap().len(), 2);
+    assert!(program(&state, &["workspace", "remove", "notes"]).output().unwrap().status.success());
+    assert_eq!(workspaces()[0]["owner"]["context"], "default");
+}
