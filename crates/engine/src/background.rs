@@ -271,6 +271,7 @@ mod tests {
             size: None,
             limits,
             isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
+            mounts: Vec::new(),
             key: String::new(),
         };
         let stdout = crate::op::Captured { text: "x".repeat(bytes), ..Default::default() };

@@ -12,6 +12,10 @@ use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
 pub use sandbox::{DATA, WORKSPACE};
 
+/// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it, unless the
+/// workspace lasts. `/tmp` is on that volume, but outside of the user's files.
+pub const PACKAGES: &str = "/tmp/.packages";
+
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// Number of processes added to a sandbox's limit for the browser. Threads count: Chromium has about fifty with one
@@ -25,6 +29,7 @@ pub struct EngineConfig {
     /// Quota of every tenant without an entry in `quotas`.
     pub quota: Quota,
     pub quotas: BTreeMap<Tenant, Quota>,
+    pub mounts: Vec<Mount>,
     /// Secret that makes the keys of links unguessable.
     pub file_secret: [u8; 32],
     /// Maximum size of a file read through a link.
@@ -72,6 +77,7 @@ impl Default for EngineConfig {
             realms: Vec::new(),
             quota: Quota::default(),
             quotas: BTreeMap::new(),
+            mounts: Vec::new(),
             file_secret: random_secret(),
             max_link_bytes: 2048 * MB,
             grace: Duration::from_secs(2),
@@ -117,6 +123,21 @@ fn random_secret() -> [u8; 32] {
         half.copy_from_slice(uuid::Uuid::new_v4().as_bytes());
     }
     secret
+}
+
+/// A directory of the host that the operator shows to the contexts of some tenants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub volume: SharedVolume,
+    pub realms: Vec<Realm>,
+    /// Tenants that have it; `None` means all of them.
+    pub tenants: Option<Vec<Tenant>>,
+}
+
+impl Mount {
+    pub(crate) fn is_for(&self, tenant: &Tenant) -> bool {
+        self.tenants.as_ref().is_none_or(|tenants| tenants.contains(tenant))
+    }
 }
 
 /// Rules of one realm.
@@ -170,6 +191,8 @@ pub struct RealmConfig {
     pub sweep_interval: Duration,
     /// Size and lifetime of a conversation's `/data`; only a realm with conversations has it.
     pub kept: Option<KeptConfig>,
+    /// Size and lifetime of the workspaces of named contexts, if they outlive their sandboxes.
+    pub persist: Option<KeptConfig>,
     pub volumes: Vec<SharedVolume>,
     /// Policy for the network of sandboxes. Without one a sandbox reaches only itself.
     pub network: Option<egress::Policy>,
@@ -227,6 +250,7 @@ impl RealmConfig {
             idle_timeout: Some(24 * HOUR),
             sweep_interval: Duration::from_secs(60),
             kept: None,
+            persist: None,
             volumes: Vec::new(),
             network: None,
             network_of: BTreeMap::new(),

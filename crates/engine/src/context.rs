@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proto::{Ended, KernelId, Language};
-use sandbox::{Isolation, Limits};
+use sandbox::{Isolation, KeptVolume, Limits, SharedVolume, WORKSPACE};
 use text::unix_now;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -97,6 +97,9 @@ pub(crate) struct Context {
     pub(crate) language: Language,
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
+    pub(crate) mounts: Vec<SharedVolume>,
+    /// Kept volume that is the workspace, if it outlives the sandbox.
+    pub(crate) kept: Option<KeptVolume>,
     pub(crate) keys: Keys,
     /// Connection that created the context.
     pub(crate) connection: Option<String>,
@@ -177,6 +180,9 @@ pub(crate) struct Plan {
     pub(crate) language: Language,
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
+    pub(crate) mounts: Vec<SharedVolume>,
+    /// Kept volume that is the workspace, if it outlives the sandbox.
+    pub(crate) kept: Option<KeptVolume>,
     pub(crate) keys: Keys,
     pub(crate) connection: Option<String>,
 }
@@ -192,6 +198,8 @@ impl Context {
             language: plan.language,
             size: plan.size,
             limits: plan.limits,
+            mounts: plan.mounts,
+            kept: plan.kept,
             keys: plan.keys,
             connection: plan.connection,
             created_at: now,
@@ -228,8 +236,20 @@ impl Context {
             size: self.size,
             limits: self.limits,
             isolation: activity.isolation.clone(),
+            mounts: self.mounts.clone(),
             key: self.keys.files.clone(),
         }
+    }
+
+    /// Returns the notice for the next run after the sandbox was lost.
+    pub(crate) fn lost_notice(&self, why: &str) -> String {
+        let mounts = self.mounts.iter().map(|mount| mount.inside.display().to_string());
+        let kept: Vec<String> = self.kept.iter().map(|_| WORKSPACE.to_owned()).chain(mounts).collect();
+        let except = match kept.is_empty() {
+            true => String::new(),
+            false => format!(", except those in {}", kept.join(", ")),
+        };
+        format!("[the sandbox was lost ({why}): variables and files are gone{except}]")
     }
 
     pub(crate) fn cell_turn(&self, language: Language) -> CellTurn {

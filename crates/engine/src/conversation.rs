@@ -24,6 +24,7 @@ use crate::op::{EngineError, NoticeKind, Realm, Tenant};
 use crate::provision::{FIRST_KERNEL, Shape, rehearse};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::tenancy::Tenancy;
+use crate::workspaces;
 
 /// Time that a parked sandbox, in which no code has run, stays after its last use.
 pub(crate) const PARKED: Duration = Duration::from_secs(10);
@@ -344,7 +345,7 @@ impl Inner {
     pub(crate) async fn sweep_kept(&self, realm: Realm, kept: KeptConfig) {
         let (backend, asked) = (self.registry.backend(), Instant::now());
         let all = match backend.kept().await {
-            Ok(all) => all,
+            Ok(all) => all.into_iter().filter(|volume| !workspaces::is_workspace(&volume.name)).collect::<Vec<_>>(),
             Err(error) => return tracing::warn!(%error, "cannot list the files of conversations"),
         };
         let oldest = unix_now().saturating_sub(kept.stays.as_secs());
@@ -376,7 +377,7 @@ impl Inner {
 
 impl KeptConfig {
     fn volume(self, key: &str) -> KeptVolume {
-        KeptVolume { name: key.into(), bytes: self.bytes, inodes: self.inodes }
+        KeptVolume { name: key.into(), bytes: self.bytes, inodes: self.inodes, workspace: None }
     }
 }
 

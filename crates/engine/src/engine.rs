@@ -425,7 +425,13 @@ impl Inner {
         let orphans = self.config.orphan_interval;
         self.repeat(orphans, |inner| async move { inner.registry.reap_orphans().await });
         for realm in self.tenants.realms() {
-            let RealmConfig { realm, kept, idle_timeout, sweep_interval, .. } = *realm;
+            let RealmConfig { realm, kept, persist, idle_timeout, sweep_interval, .. } = *realm;
+            if let Some(persist) = persist {
+                // A server on stdio may live shorter than the interval.
+                self.sweep_workspaces(persist).await;
+                let every = KEPT_SWEEP.min(persist.stays);
+                self.repeat(every, move |inner| async move { inner.sweep_workspaces(persist).await });
+            }
             if let Some(kept) = kept {
                 // Links to files of an earlier engine have to work from the first call on.
                 self.sweep_kept(realm, kept).await;

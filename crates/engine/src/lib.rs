@@ -24,9 +24,12 @@ mod registry;
 mod sandbox_egress;
 mod stock;
 mod tenancy;
+mod workspaces;
 
 pub use browser::Browsers;
-pub use config::{BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
+pub use config::{
+    BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, Mount, RealmConfig, Runtimes, WORKSPACE,
+};
 pub use egress::Traffic;
 pub use engine::{Counts, Engine};
 pub use links::LinkedFile;

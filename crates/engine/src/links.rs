@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use proto::Root;
 use ring::hmac;
+use sandbox::WORKSPACE_PREFIX;
 
 use crate::context::ContextLease;
 use crate::engine::Inner;
@@ -38,6 +39,11 @@ impl Keys {
 /// Returns the key of a conversation's files, which is also the name of their kept volume.
 pub(crate) fn conversation_key(secret: &[u8; 32], tenant: &Tenant, conversation: &str) -> String {
     key(secret, &[&tenant.0, conversation])
+}
+
+/// Returns the name of the kept volume that is the workspace of a named context.
+pub(crate) fn workspace_name(secret: &[u8; 32], tenant: &Tenant, realm: Realm, name: &str) -> String {
+    format!("{WORKSPACE_PREFIX}{}", key(secret, &["workspace", realm.0, &tenant.0, name]))
 }
 
 /// Computes a key from its parts. Each part is preceded by its length, so that no two lists of parts give the same

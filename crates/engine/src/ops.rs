@@ -12,6 +12,7 @@ use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::stock::SandboxKind;
 use crate::tenancy::Tenancy;
 use proto::{FromGuest, Language};
+use sandbox::KeptVolume;
 
 mod admit;
 mod background;
@@ -160,7 +161,12 @@ impl OpContext {
 
     /// Provisions a sandbox for a context of this kind: a ready one if possible, otherwise a new one. A new sandbox
     /// gets a kernel if a language is `wanted`.
-    async fn provision(&self, kind: SandboxKind, wanted: Option<Language>) -> Result<ContextState, EngineError> {
+    async fn provision(
+        &self,
+        kind: SandboxKind,
+        wanted: Option<Language>,
+        kept: Option<&KeptVolume>,
+    ) -> Result<ContextState, EngineError> {
         let provisioner = self.inner.provisioner()?;
         let failed = |failure: SandboxFailure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
@@ -168,14 +174,18 @@ impl OpContext {
         };
         let language = wanted.unwrap_or(kind.language);
         let browser = kind.browser && provisioner.browses(self.tenancy.config());
-        let ready = self.inner.stock()?.take(&self.tenancy, SandboxKind { language, browser, ..kind }).await;
+        // A ready sandbox was created without the workspace.
+        let ready = match kept {
+            Some(_) => None,
+            None => self.inner.stock()?.take(&self.tenancy, SandboxKind { language, browser, ..kind }).await,
+        };
         if let Some((id, sandbox)) = ready.and_then(|ready| Some((ready.id.clone(), ready.leave()?))) {
             tracing::debug!(session = id, "a ready sandbox becomes a context");
             return Ok(ContextState::with(sandbox, language, FIRST_KERNEL));
         }
-        let shape = Shape::of(&self.tenancy, kind.size);
+        let shape = Shape { kept: kept.cloned(), ..Shape::of(&self.tenancy, kind.size) };
         let _waiting = provisioner.caller_waits();
-        let sandbox = provisioner.create(&shape, wanted).await.map_err(failed)?;
+        let sandbox = provisioner.create_with_workspace(&shape, wanted).await.map_err(failed)?;
         let Some(language) = wanted else { return Ok(ContextState::at(sandbox)) };
         let sandbox = provisioner.first_kernel(sandbox, language).await.map_err(failed)?;
         Ok(ContextState::with(sandbox, language, FIRST_KERNEL))
@@ -232,16 +242,17 @@ impl OpContext {
         }
         // A browser is started only by an operation that needs one.
         let kind = SandboxKind { size: context.size, language: context.language, browser: false };
-        let mut provisioned = self.provision(kind, wanted).await.map_err(|error| match error {
-            EngineError::CreateFailed(why) => EngineError::Sandbox(why),
-            other => other,
-        })?;
+        let mut provisioned =
+            self.provision(kind, wanted, context.kept.as_ref()).await.map_err(|error| match error {
+                EngineError::CreateFailed(why) => EngineError::Sandbox(why),
+                other => other,
+            })?;
         // If the sandbox was lost since the last run its files are gone too, so this notice replaces any other.
         let lost = state.sandbox.as_ref().map(|sandbox| sandbox.guest.why_lost().0);
         if lost.is_some() {
             self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
         }
-        provisioned.notice = lost.map(|why| lost_notice(&why)).or_else(|| state.notice.take());
+        provisioned.notice = lost.map(|why| context.lost_notice(&why)).or_else(|| state.notice.take());
         *state = provisioned;
         let sandbox = state.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
         context.set_sandbox(&sandbox);
@@ -251,11 +262,6 @@ impl OpContext {
         }
         Ok(sandbox)
     }
-}
-
-/// Returns the notice for the next run of a context whose sandbox was lost.
-fn lost_notice(why: &str) -> String {
-    format!("[the sandbox was lost ({why}): variables and files are gone]")
 }
 
 /// Returns whether a context may be created after this error. If it is unclear which of several contexts is meant, one

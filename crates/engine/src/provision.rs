@@ -41,7 +41,7 @@ impl Shape {
             groups: tenancy.groups(),
             limits,
             browser: config.browser_room(&limits),
-            volumes: config.volumes.clone(),
+            volumes: config.volumes.iter().chain(tenancy.mounts()).cloned().collect(),
             kept: None,
             // A sandbox that outlives a call has no egress in a realm where each call has to ask for it.
             egress: tenancy.egress(size).filter(|_| !config.network_on_call),

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use proto::Root;
-use sandbox::Group;
+use sandbox::{Group, SharedVolume};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::background::Runs;
-use crate::config::{EngineConfig, RealmConfig};
+use crate::config::{EngineConfig, Mount, RealmConfig};
 use crate::context::{Context, ContextLease};
 use crate::guest::lock;
 use crate::keyed::Keyed;
@@ -35,6 +35,7 @@ pub(crate) struct RealmState {
 pub(crate) struct TenantState {
     pub(crate) tenant: Tenant,
     quota: Quota,
+    mounts: Vec<Mount>,
     group: Group,
     contexts: AtomicUsize,
     /// One permit for each run that may execute at the same time, if the tenant's quota limits them.
@@ -78,6 +79,7 @@ impl TenantState {
         let quota = config.quota_of(tenant).clone();
         Self {
             tenant: tenant.clone(),
+            mounts: config.mounts.iter().filter(|mount| mount.is_for(tenant)).cloned().collect(),
             group: Group { name, memory_bytes: quota.memory_bytes, cpu_millis: None },
             contexts: AtomicUsize::new(0),
             runs: quota.runs.map(|runs| Arc::new(Semaphore::new(runs.max(1)))),
@@ -116,6 +118,12 @@ impl Tenancy {
         let RealmConfig { realm, group_memory_bytes: memory_bytes, group_cpu_millis: cpu_millis, .. } =
             self.realm.config;
         vec![self.tenant.group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
+    }
+
+    /// Returns the directories of the host that the operator mounts into this tenant's contexts.
+    pub(crate) fn mounts(&self) -> impl Iterator<Item = &SharedVolume> {
+        let realm = self.config().realm;
+        self.tenant.mounts.iter().filter(move |mount| mount.realms.contains(&realm)).map(|mount| &mount.volume)
     }
 
     /// Returns the egress of sandboxes of this size if the operator allows one. The policies of the size and of the

@@ -249,7 +249,9 @@ impl ApplyState {
                 chown(&dir, (*owner, *group), path)
             }
             Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
-            Op::KeptDir { path, owner } => self.kept_dir(path, *owner),
+            Op::KeptDir { path, owner, mode, below } => self.kept_dir(path, *owner, *mode, below),
+            Op::KeptPoint { path, owner } => self.kept_point(path, *owner),
+            Op::ShowAt { from, path } => self.show_at(from, path),
             Op::HideKept => self.hide(KEPT),
             Op::KeptMounted(path) => self.kept_mounted(path),
             Op::HoldKept(path) => {

@@ -89,6 +89,12 @@ impl IdMap {
         }
     }
 
+    /// Gives the code of the sandbox the id of an ordinary user's launcher, which is that user on the host. Only so can
+    /// it use the user's own directories: Linux lets only root map their files to another id.
+    pub(crate) fn as_owner(self, owner: u32) -> Result<Self, MapError> {
+        if owner == 0 || self.mode == Mode::Root { Err(MapError::HostRoot) } else { Ok(Self { outer: 0, ..self }) }
+    }
+
     /// Returns the sandbox's id as the launcher sees it, to which volumes are chowned.
     pub(crate) fn outer(self) -> u32 {
         self.outer
@@ -324,6 +330,11 @@ mod tests {
         assert_eq!(Remap::new(5, 0, 7), Err(MapError::RootsFiles));
         assert_eq!(Remap::new(5, 6, 7).map(|r| (r.uid_line(), r.gid_line())), Ok(("5 7 1".into(), "6 7 1".into())));
         assert_eq!(IdMap::new(Mode::Sub, 9, 9, 1000), Err(MapError::NoSuchSlot { mode: Mode::Sub, slot: 9 }));
+        let as_owner = |mode, owner| IdMap::new(mode, 0, 9, 1000).unwrap().as_owner(owner);
+        assert_eq!(as_owner(Mode::Sub, 1000).unwrap().lines(), "1000 0 1");
+        assert_eq!(as_owner(Mode::Sub, 1000).unwrap().with_browser(4, 9).unwrap().lines(), "1000 0 1\n1001 5 1");
+        assert_eq!(as_owner(Mode::Sub, 0), Err(MapError::HostRoot));
+        assert_eq!(as_owner(Mode::Root, 1000), Err(MapError::HostRoot));
     }
 
     #[test]

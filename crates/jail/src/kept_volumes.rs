@@ -44,6 +44,24 @@ pub struct KeptVolumeRequest {
     pub name: String,
     pub bytes: u64,
     pub inodes: u64,
+    /// The context whose workspace it is; `None` for the `/data` of a conversation.
+    pub workspace: Option<KeptWorkspace>,
+}
+
+/// The workspace of a context that outlives its sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptWorkspace {
+    pub owner: WorkspaceOwner,
+    /// Path inside the sandbox at which the volume's directory for installed packages is shown.
+    pub packages: PathBuf,
+}
+
+/// Whose workspace a volume is. It is written beside the image, for those who list them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceOwner {
+    pub tenant: String,
+    pub dialect: String,
+    pub context: String,
 }
 
 /// Describes a kept volume that exists.
@@ -52,12 +70,79 @@ pub struct KeptVolumeRecord {
     pub name: String,
     /// Time of the last use, in seconds since 1970.
     pub last_used: u64,
+    /// The owner of a workspace; `None` for the files of a conversation.
+    pub owner: Option<WorkspaceOwner>,
+}
+
+/// Describes a workspace in a state directory, whether a server runs there or not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StoredWorkspace {
+    pub name: String,
+    pub owner: WorkspaceOwner,
+    /// Most bytes that it may hold.
+    pub quota_bytes: u64,
+    /// Bytes that it takes on the disk.
+    pub used_bytes: u64,
+    /// Time of the last use, in seconds since 1970.
+    pub last_used: u64,
+    /// Whether a server has it open.
+    pub in_use: bool,
+}
+
+/// Prefix of the names of workspaces, which tells them from the files of conversations.
+pub const WORKSPACE_PREFIX: &str = "w-";
+
+/// Returns the workspaces of contexts in a state directory.
+pub fn workspaces(state_dir: &Path) -> io::Result<Vec<StoredWorkspace>> {
+    let dir = state_dir.join("data");
+    let stored = |record: KeptVolumeRecord| {
+        let image = dir.join(file_name(&record.name));
+        let found = fs::metadata(&image).ok()?;
+        let in_use = matches!(volume::is_free(&image), Ok(false));
+        Some(StoredWorkspace {
+            owner: record.owner?,
+            name: record.name,
+            quota_bytes: found.size(),
+            used_bytes: found.blocks() * 512,
+            last_used: record.last_used,
+            in_use,
+        })
+    };
+    Ok(list_images(&dir)?.into_iter().filter_map(stored).collect())
+}
+
+/// Removes a workspace. Returns false if a server has it open.
+pub fn remove_workspace(state_dir: &Path, name: &str) -> io::Result<bool> {
+    check_name(name)?;
+    remove_stored(&state_dir.join("data"), name)
+}
+
+fn remove_stored(dir: &Path, name: &str) -> io::Result<bool> {
+    match volume::remove_image(&dir.join(file_name(name))) {
+        Err(volume::VolumeError::InUse) => return Ok(false),
+        other => other.map_err(io::Error::other)?,
+    }
+    remove_label(dir, name);
+    Ok(true)
+}
+
+fn label_name(name: &str) -> String {
+    format!("{name}.json")
+}
+
+fn remove_label(dir: &Path, name: &str) {
+    let _ = fs::remove_file(dir.join(label_name(name)));
+}
+
+fn read_label(dir: &Path, name: &str) -> Option<WorkspaceOwner> {
+    serde_json::from_slice(&fs::read(dir.join(label_name(name))).ok()?).ok()
 }
 
 /// Keeps a volume in use by one sandbox.
 #[derive(Debug)]
 pub(crate) struct VolumeLease {
     pub name: String,
+    pub owner: Option<WorkspaceOwner>,
     /// Whether the volume was created for this sandbox, which does not run yet.
     pub new: bool,
     pub source: KeptVolumeSpec,
@@ -90,6 +175,7 @@ enum StoreBacking {
 #[derive(Debug)]
 struct MemoryVolume {
     last_used: u64,
+    owner: Option<WorkspaceOwner>,
     slot: Option<Slot>,
     /// The cgroups around the sandbox that created it, outermost first. The first one is the tenant's.
     groups: Vec<Group>,
@@ -212,7 +298,8 @@ impl VolumeStore {
                 (new, KeptVolumeSpec::Memory { at }, slot, None)
             }
         };
-        Ok(VolumeLease { name, new, source, slot, parked })
+        let owner = wanted.workspace.as_ref().map(|workspace| workspace.owner.clone());
+        Ok(VolumeLease { name, owner, new, source, slot, parked })
     }
 
     /// Gives a new image its name once its sandbox runs, which makes the volume available to others. Returns false if
@@ -222,6 +309,9 @@ impl VolumeStore {
             && lease.new
         {
             let named = dir.join(file_name(&lease.name));
+            if let Some(owner) = &lease.owner {
+                fs::write(dir.join(label_name(&lease.name)), serde_json::to_vec(owner)?)?;
+            }
             match rustix::fs::renameat_with(CWD, &*image, CWD, &named, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => return Ok(false),
                 other => other?,
@@ -277,6 +367,7 @@ impl VolumeStore {
                 let kept = |(name, volume): (&String, &MemoryVolume)| KeptVolumeRecord {
                     name: name.clone(),
                     last_used: volume.last_used,
+                    owner: volume.owner.clone(),
                 };
                 Ok(volumes.iter().map(kept).collect())
             }
@@ -287,8 +378,8 @@ impl VolumeStore {
     /// removed at once.
     pub(crate) fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
         let StoreBacking::Disk { dir, .. } = &self.backing else { return None };
-        let image = dir.join(file_name(name));
-        self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
+        let (image, label) = (dir.join(file_name(name)), dir.join(label_name(name)));
+        self.unpark(name).inspect(|_| [image, label].into_iter().for_each(|file| drop(fs::remove_file(file))))
     }
 
     /// Removes a kept volume. Returns false if a sandbox of another launcher has it; the caller has to check its own
@@ -296,10 +387,7 @@ impl VolumeStore {
     pub(crate) fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
         match &mut self.backing {
-            StoreBacking::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
-                Err(volume::VolumeError::InUse) => Ok(false),
-                other => other.map(|()| true).map_err(io::Error::other),
-            },
+            StoreBacking::Disk { dir, .. } => remove_stored(dir, name),
             StoreBacking::Memory { dir, volumes, .. } => {
                 if volumes.contains_key(name) {
                     unmount(dir, name);
@@ -400,7 +488,8 @@ impl MemoryVolume {
         apply::mount_tmpfs(at, size.bytes, size.inodes).map_err(io::Error::other).inspect_err(|_| {
             let _ = fs::remove_dir(at);
         })?;
-        Ok(Self { last_used: now(), slot, groups: groups.to_vec(), charge: size.charge() })
+        let owner = wanted.workspace.as_ref().map(|workspace| workspace.owner.clone());
+        Ok(Self { last_used: now(), owner, slot, groups: groups.to_vec(), charge: size.charge() })
     }
 
     /// Sets the limits for the next sandbox.
@@ -479,7 +568,8 @@ fn list_images(dir: &Path) -> io::Result<Vec<KeptVolumeRecord>> {
         check_name(&name).ok()?;
         // An image that was removed in the meantime is not listed.
         let last_used = u64::try_from(entry.metadata().ok()?.mtime()).unwrap_or(0);
-        Some(KeptVolumeRecord { name, last_used })
+        let owner = name.starts_with(WORKSPACE_PREFIX).then(|| read_label(dir, &name)).flatten();
+        Some(KeptVolumeRecord { name, last_used, owner })
     };
     let mut all: Vec<KeptVolumeRecord> = entries.flatten().filter_map(kept).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -492,7 +582,8 @@ fn now() -> u64 {
 
 fn check_name(name: &str) -> io::Result<()> {
     let fine = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
-    if name.len() != 64 || !name.chars().all(fine) {
+    let digits = name.strip_prefix(WORKSPACE_PREFIX).unwrap_or(name);
+    if digits.len() != 64 || !digits.chars().all(fine) {
         return Err(io::Error::other(format!("`{name}` is not a name of 64 lower-case hexadecimal digits")));
     }
     Ok(())
@@ -505,7 +596,8 @@ mod tests {
     #[test]
     fn only_a_digest_is_a_name() {
         assert!(check_name(&"0af9".repeat(16)).is_ok());
-        for name in ["", "..", &"0AF9".repeat(16), &"0".repeat(63), &"0".repeat(65), &"../x".repeat(16)] {
+        assert!(check_name(&format!("w-{}", "0af9".repeat(16))).is_ok());
+        for name in ["w-", "w-w-", "", "..", &"0AF9".repeat(16), &"0".repeat(63), &"0".repeat(65), &"../x".repeat(16)] {
             assert!(check_name(name).is_err(), "{name}");
         }
     }
@@ -530,7 +622,7 @@ mod tests {
     }
 
     fn wanted() -> KeptVolumeRequest {
-        KeptVolumeRequest { name: "a".repeat(64), bytes: 128 << 20, inodes: 100_000 }
+        KeptVolumeRequest { name: "a".repeat(64), bytes: 128 << 20, inodes: 100_000, workspace: None }
     }
 
     fn groups(tenant: &str, memory_bytes: Option<u64>) -> Vec<Group> {
@@ -556,7 +648,7 @@ mod tests {
                 // Code takes all that it is given, as content or as files without any.
                 let charge = MemorySize { bytes: 0, inodes: 0 }.grown(&wanted(), room).charge();
                 let groups = groups.clone();
-                volumes.insert(name, MemoryVolume { last_used: 0, slot: None, groups, charge });
+                volumes.insert(name, MemoryVolume { last_used: 0, owner: None, slot: None, groups, charge });
             }
             let own = volumes.iter().filter(|(name, _)| name.starts_with(tenant));
             (volumes.len() - before, own.map(|(_, held)| held.charge).sum::<u64>())

@@ -81,7 +81,8 @@ pub(crate) fn plan(spec: &JailSpec) -> Plan {
     dev(spec, &mut steps);
     steps.ops.push(Op::HideLayers);
     steps.dir(Path::new("/proc"));
-    spec.shared.iter().for_each(|shared| steps.dir(&shared.inside));
+    let beside_volume = spec.shared.iter().filter(|shared| shared.on_volume().is_none());
+    beside_volume.for_each(|shared| steps.dir(&shared.inside));
     steps.ops.push(Op::LoopbackUp);
     let base = base..steps.ops.len();
     steps.ops.push(Op::Listen(spec.dir.clone()));
@@ -207,7 +208,7 @@ fn volume_dirs(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
 
 /// Returns the directories that are on the volume of the sandbox, not on a kept volume.
 fn on_volume(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
-    volume_dirs(spec).filter(|dir| dir.path != DATA || spec.kept.is_none())
+    volume_dirs(spec).filter(|dir| Some(dir.path) != spec.kept_dir())
 }
 
 fn volume(spec: &JailSpec, steps: &mut Steps) {
@@ -228,24 +229,87 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
         let [owner, group] = owner_and_group.map(outer);
         steps.ops.push(Op::VolumeOwner { path: path.into(), owner, group });
     }
+    let keeps_workspace = spec.kept_dir() == Some(WORKSPACE);
     if spec.browser.is_some() {
-        let (path, mode) = (DOWNLOADS, DOWNLOADS_MODE);
-        steps.ops.push(Op::SharedDir { path: path.into(), mode, owner, group: spec.map.outer_browser() });
+        let path = if keeps_workspace { DOWNLOADS_BESIDE } else { DOWNLOADS };
+        let (mode, group) = (DOWNLOADS_MODE, spec.map.outer_browser());
+        steps.ops.push(Op::SharedDir { path: path.into(), mode, owner, group });
     }
-    match spec.kept.clone() {
-        Some(KeptVolumeSpec::Ext4 { template, image }) => {
-            let dir = Op::KeptDir { path: DATA.into(), owner };
-            let hold = Op::HoldKept(DATA.into());
-            steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept, hold]);
-        }
-        Some(KeptVolumeSpec::Mounted { .. }) => {
-            steps.ops.extend([Op::KeptMounted(DATA.into()), Op::HoldKept(DATA.into())]);
-        }
-        Some(KeptVolumeSpec::Memory { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
-        None => {}
+    if keeps_workspace {
+        kept_workspace(spec, steps);
+    } else if let Some(kept) = spec.kept.clone() {
+        kept_data(kept, owner, steps);
     }
+    shared_dirs(spec, steps);
     let share = |shared: &SharedVolumeSpec| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
     steps.ops.extend(spec.shared.iter().map(share));
+}
+
+fn kept_data(kept: KeptVolumeSpec, owner: u32, steps: &mut Steps) {
+    let path = PathBuf::from(DATA);
+    match kept {
+        KeptVolumeSpec::Ext4 { template, image } => {
+            let dir = Op::KeptDir { path: path.clone(), owner, mode: None, below: vec![] };
+            steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept, Op::HoldKept(path)]);
+        }
+        KeptVolumeSpec::Mounted { .. } => steps.ops.extend([Op::KeptMounted(path.clone()), Op::HoldKept(path)]),
+        KeptVolumeSpec::Memory { at } => steps.ops.push(Op::KeptBind { at, path, owner }),
+    }
+}
+
+/// Name of the directory for installed packages on a kept workspace.
+const KEPT_PACKAGES: &str = ".packages";
+/// Where downloads are if the workspace is a kept volume, whose files can belong to one user only. They are shown in the
+/// workspace and are not kept.
+const DOWNLOADS_BESIDE: &str = "/tmp/.downloads";
+
+/// Shows the kept volume as the workspace. It is not parked: the mount points in it have to be created anew, in case
+/// that code removed them.
+fn kept_workspace(spec: &JailSpec, steps: &mut Steps) {
+    let (path, owner) = (PathBuf::from(WORKSPACE), spec.map.outer());
+    let downloads = spec.browser.map(|_| PathBuf::from(DOWNLOADS));
+    let shared = spec.shared.iter().map(|shared| &shared.inside).filter(|inside| inside.starts_with(WORKSPACE));
+    let points = shared.cloned().chain([path.join(KEPT_PACKAGES)]).chain(downloads.clone());
+    let mut below = BTreeSet::new();
+    for point in points {
+        let inside = point.strip_prefix(WORKSPACE).unwrap_or(&point);
+        below.extend(inside.ancestors().filter(|dir| !dir.as_os_str().is_empty()).map(Path::to_owned));
+    }
+    let below: Vec<PathBuf> = below.into_iter().collect();
+    match spec.kept.clone() {
+        Some(KeptVolumeSpec::Ext4 { template, image }) => {
+            let mode = volume_dirs(spec).find(|dir| dir.path == WORKSPACE).map(|dir| dir.mode);
+            let dir = Op::KeptDir { path: path.clone(), owner, mode, below };
+            steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept]);
+        }
+        Some(KeptVolumeSpec::Memory { at }) => {
+            steps.ops.push(Op::KeptBind { at, path: path.clone(), owner });
+            steps.ops.extend(below.into_iter().map(|dir| Op::KeptPoint { path: path.join(dir), owner }));
+        }
+        // Only a parked volume is still mounted.
+        Some(KeptVolumeSpec::Mounted { .. }) | None => {}
+    }
+    if let Some(packages) = spec.kept_packages.clone() {
+        steps.ops.push(Op::SharedDir { path: packages.clone(), mode: 0o755, owner, group: owner });
+        steps.ops.push(Op::ShowAt { from: path.join(KEPT_PACKAGES), path: packages });
+    }
+    steps.ops.extend(downloads.map(|path| Op::ShowAt { from: DOWNLOADS_BESIDE.into(), path }));
+}
+
+/// Creates the directories on the sandbox's volume over which shared volumes are mounted. They are the code's, like
+/// everything else there.
+fn shared_dirs(spec: &JailSpec, steps: &mut Steps) {
+    let (owner, mode) = (spec.map.outer(), 0o755);
+    let kept = spec.kept_dir().map(Path::new);
+    for shared in &spec.shared {
+        let Some(top) = shared.on_volume().filter(|top| Some(*top) != kept) else { continue };
+        let below: Vec<&Path> = shared.inside.ancestors().take_while(|dir| *dir != top).collect();
+        for path in below.into_iter().rev() {
+            if steps.dirs.insert(path.to_owned()) {
+                steps.ops.push(Op::SharedDir { path: path.to_owned(), mode, owner, group: owner });
+            }
+        }
+    }
 }
 
 /// Shows the runtimes and our files. This follows the volume, because a runtime may be below `/tmp`.

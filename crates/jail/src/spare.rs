@@ -268,7 +268,7 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
         (a, b) => a == b,
     };
     volume
-        && a.kept.is_some() == b.kept.is_some()
+        && a.kept_dir() == b.kept_dir()
         && a.browser.is_some() == b.browser.is_some()
         && a.shm_bytes == b.shm_bytes
         && (&a.runtime, &a.shared, &a.files, &a.host) == (&b.runtime, &b.shared, &b.files, &b.host)

@@ -27,7 +27,7 @@ pub struct SandboxSpec {
     pub files: Vec<FileSpec>,
     /// Host directories that the operator shares with sandboxes.
     pub volumes: Vec<SharedVolumeSpec>,
-    /// Kept volume that holds `/data` and outlives the sandbox. Only one sandbox at a time may use it.
+    /// Kept volume that holds `/data` or `/workspace` and outlives the sandbox. Only one sandbox at a time may use it.
     pub kept: Option<KeptVolumeRequest>,
     /// Whether a socket listens inside on [`PROXY`]. It is handed out once. Without it the sandbox has only loopback.
     pub egress: bool,
@@ -91,8 +91,10 @@ pub(crate) struct JailSpec {
     /// Files that are written into the root before it becomes read-only.
     pub files: Vec<FileSpec>,
     pub volume: Volume,
-    /// Kept volume for `/data`; without one, `/data` is on the volume.
+    /// Kept volume for `/data` or `/workspace`; without one, both are on the volume.
     pub kept: Option<KeptVolumeSpec>,
+    /// Where the packages of a kept `/workspace` are shown; `None` if the kept volume is for `/data`.
+    pub kept_packages: Option<PathBuf>,
     pub shared: Vec<SharedVolumeSpec>,
     /// Limits of a browser beside the code; `None` if the sandbox cannot have a browser.
     pub browser: Option<BrowserJail>,
@@ -379,11 +381,25 @@ const RESERVED: &[&str] = &["/proc", "/sys", "/dev", WORKSPACE, DATA, "/etc"];
 /// Additional reserved paths in a sandbox with a browser.
 const RESERVED_FOR_BROWSER: &[&str] = &["/browser", "/uploads"];
 
-/// Additional paths over which no shared volume may be shown: a runtime may be below `/tmp`, and the others exist only
-/// during the creation.
-const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty", "/.layers", "/.proc-file"];
+/// Additional paths over which no shared volume may be shown, because they exist during the creation.
+const RESERVED_FROM_SHARED: &[&str] = &["/.volume", "/.kept", "/.empty", "/.layers", "/.proc-file"];
+
+/// The directories of the sandbox's volume. A shared volume may be shown in them, and in place of the first two.
+const SHARED_ON_VOLUME: &[&str] = &[WORKSPACE, DATA, "/tmp"];
+
+impl SharedVolumeSpec {
+    /// Returns the directory of the sandbox's volume in which, or in place of which, this directory is shown.
+    pub(crate) fn on_volume(&self) -> Option<&'static Path> {
+        SHARED_ON_VOLUME.iter().map(Path::new).find(|dir| self.inside.starts_with(dir))
+    }
+}
 
 impl JailSpec {
+    /// Returns the directory that is on the kept volume.
+    pub(crate) fn kept_dir(&self) -> Option<&'static str> {
+        self.kept.as_ref().map(|_| if self.kept_packages.is_some() { WORKSPACE } else { DATA })
+    }
+
     /// Rejects paths that would cover the sandbox's own parts or lead out of them.
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
@@ -393,7 +409,7 @@ impl JailSpec {
                 return Err(SpecError::Reserved(path.clone()));
             }
         }
-        self.shared.iter().enumerate().try_for_each(|(number, shared)| self.check_shared(number, &shared.inside))
+        self.shared.iter().enumerate().try_for_each(|(number, shared)| self.check_shared(number, shared))
     }
 
     fn reserved(&self) -> impl Iterator<Item = &Path> {
@@ -403,9 +419,16 @@ impl JailSpec {
 
     /// Rejects a shared volume that would hide a part of the sandbox, or in which a part of the sandbox would be
     /// created.
-    fn check_shared(&self, number: usize, inside: &Path) -> Result<(), SpecError> {
+    fn check_shared(&self, number: usize, shared: &SharedVolumeSpec) -> Result<(), SpecError> {
+        let inside = shared.inside.as_path();
         check_form(inside)?;
-        let own = self.reserved().chain(RESERVED_FROM_SHARED.iter().map(Path::new));
+        let on_volume = shared.on_volume();
+        // Runtimes can be below `/tmp`, the whole `/data` can be a kept volume, and the browser's downloads are its own.
+        let kept = self.kept_dir().filter(|dir| *dir == DATA || inside == Path::new(dir));
+        let browser = self.browser.as_ref().map(|_| DOWNLOADS).filter(|_| inside != Path::new(WORKSPACE));
+        let fixed = [Some("/tmp").filter(|tmp| inside == Path::new(tmp)), kept, browser];
+        let own = self.reserved().filter(|own| Some(*own) != on_volume);
+        let own = own.chain(RESERVED_FROM_SHARED.iter().copied().chain(fixed.into_iter().flatten()).map(Path::new));
         let host = self.host.binds.iter().chain(self.host.symlinks.iter().map(|(link, _)| link));
         let files = self.files.iter().map(|f| &f.path);
         let others = self.shared[..number].iter().map(|s| &s.inside);

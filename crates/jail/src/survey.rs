@@ -214,6 +214,9 @@ fn too_old(release: &str, missing: &[&str]) -> Option<MissingRequirement> {
     })
 }
 
+/// Name of the layer that separates sandboxes by their uids on the host.
+pub const HOST_UID: &str = "host uid per sandbox";
+
 fn identity(mode: Mode) -> Fact {
     let (own, why, hint) = match mode {
         Mode::Root => (true, "root: every sandbox has a host uid of its own", ""),
@@ -224,7 +227,7 @@ fn identity(mode: Mode) -> Fact {
             "install newuidmap and newgidmap (package uidmap) and give your user a range in /etc/subuid and /etc/subgid",
         ),
     };
-    fact("host uid per sandbox", own, why, hint)
+    fact(HOST_UID, own, why, hint)
 }
 
 /// Refuses root in a user namespace that maps few ids (a rootless container), which has no ids to give to sandboxes.

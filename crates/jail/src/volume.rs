@@ -214,6 +214,14 @@ pub(crate) fn remove_image(image: &Path) -> Result<(), VolumeError> {
     }
 }
 
+/// Returns whether nothing has the image locked at the moment.
+pub(crate) fn is_free(image: &Path) -> Result<bool, VolumeError> {
+    match lock_within(&open_image(image)?, image, MOMENT) {
+        Err(VolumeError::InUse) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
 fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), VolumeError> {
     let until = Instant::now() + patience;
     let mut knock = Instant::now() + KNOCK;

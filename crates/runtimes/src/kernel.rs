@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use engine::config::{KernelCommand, Runtimes, WORKSPACE};
+use engine::config::{KernelCommand, PACKAGES, Runtimes, WORKSPACE};
 
 use super::browser::InstalledBrowser;
 use super::{Prepared, RuntimeConfig};
@@ -14,9 +14,6 @@ const NODE_DRIVER: &str = include_str!("../../guest/kernels/driver.cjs");
 const SITE_HOOK: &str = include_str!("python/sitecustomize.py");
 /// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
-/// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it. `/tmp` is on
-/// that volume, but outside of the user's files.
-const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
     pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {

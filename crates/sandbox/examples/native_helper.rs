@@ -216,7 +216,7 @@ fn hoard(mode: &str, state_dir: &str) {
     // Its kept volumes may have half of it.
     let group = |name: &str| Group { name: name.into(), memory_bytes: Some(64 << 20), cpu_millis: None };
     let numbered = |tenant: &str, number: usize| {
-        let kept = KeptVolume { name: format!("{number:064x}"), bytes: 16 << 20, inodes: 10_000 };
+        let kept = KeptVolume { name: format!("{number:064x}"), bytes: 16 << 20, inodes: 10_000, workspace: None };
         SandboxSpec { groups: vec![group(tenant)], kept: Some(kept), ..spec() }
     };
     let fill =
@@ -275,7 +275,7 @@ fn share(mode: &str, state_dir: &str, host: &str, line: &str) {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         let sandbox = native.create(&spec).await.unwrap();
         say(&*sandbox, line).await;
-        let notes = sandbox.isolation().missing.iter().filter(|line| line.starts_with("shared volumes: "));
+        let notes = sandbox.isolation().missing.iter().filter(|line| line.contains("with directories of the host"));
         eprintln!("{} notes", notes.count());
         sandbox.destroy().await.unwrap();
         native.shutdown().await;
@@ -556,7 +556,7 @@ fn spec() -> SandboxSpec {
 }
 
 fn keeping() -> SandboxSpec {
-    let kept = KeptVolume { name: "0af9".repeat(16), bytes: 16 << 20, inodes: 200 };
+    let kept = KeptVolume { name: "0af9".repeat(16), bytes: 16 << 20, inodes: 200, workspace: None };
     SandboxSpec { kept: Some(kept), ..spec() }
 }
 

@@ -19,6 +19,9 @@ pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
 /// The kept volume of a sandbox. Its name is 64 lower-case hexadecimal digits. A new volume is created with this size;
 /// an existing one keeps its size.
 pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
+pub use jail::kept_volumes::{
+    KeptWorkspace, StoredWorkspace, WORKSPACE_PREFIX, WorkspaceOwner, remove_workspace, workspaces,
+};
 pub use jail::pool::Backoff;
 /// A directory of the host. In the sandbox, the files of its owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jail::cgroup::{Controller, Layout};
 use jail::launcher::Spawned;
-use jail::survey::Survey;
+use jail::survey::{HOST_UID, Survey};
 use jail::wire::{self, Create, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse};
 use tokio::sync::watch;
 
@@ -112,8 +112,7 @@ fn isolation_of(cgroup: &Layout, facts: &[Fact]) -> Isolation {
     let lowers = |f: &&Fact| {
         f.state != FactState::On
             && (f.layer.starts_with("cgroup ")
-                || ["landlock", "host uid per sandbox", "own inodes", "socket buffers", "network limits"]
-                    .contains(&&*f.layer))
+                || ["landlock", HOST_UID, "own inodes", "socket buffers", "network limits"].contains(&&*f.layer))
     };
     let line = |f: &Fact| match &*f.what_to_do {
         "" => format!("{}: {}", f.layer, f.why),
@@ -287,7 +286,15 @@ impl Native {
             LauncherReply::Created { notes } => {
                 *lock(&sandbox.egress) = fds.into_iter().next().map(TcpListener::from);
                 notes.iter().for_each(|note| tracing::warn!("{note}"));
+                if notes.iter().any(|note| note.starts_with(HOST_UID)) {
+                    sandbox.isolation.level = sandbox.isolation.level.min(Level::Reduced);
+                }
                 sandbox.isolation.missing.extend(notes);
+                let Isolation { level: got, missing } = &sandbox.isolation;
+                if *got < self.running.config.floor {
+                    let missing = missing.join("; ");
+                    return Err(BackendError::BelowFloor { got: *got, floor: self.running.config.floor, missing });
+                }
                 return Ok(Box::new(sandbox));
             }
             LauncherReply::Failed { message } => BackendError::Create(message),

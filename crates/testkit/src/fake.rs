@@ -253,7 +253,11 @@ impl Backend for FakeBackend {
     }
 
     async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
-        let kept = |(name, last_used): (&String, &u64)| KeptVolumeInfo { name: name.clone(), last_used: *last_used };
+        let kept = |(name, last_used): (&String, &u64)| KeptVolumeInfo {
+            name: name.clone(),
+            last_used: *last_used,
+            owner: None,
+        };
         Ok(lock(&self.shared.kept).iter().map(kept).collect())
     }
 

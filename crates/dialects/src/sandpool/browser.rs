@@ -118,6 +118,7 @@ impl PageTimeout {
     }
 }
 
+/// Returns an action in the context of the call. A context that is created for the browser has a browser ready.
 fn browse(context: Option<String>, ask: Ask, timeout: Duration) -> Browse {
     let Target { which, make } = target(context);
     let target = Target { which, make: make.map(|new| NewContext { browser: true, ..new }) };

@@ -1,6 +1,6 @@
 //! The tools that create, list and remove contexts.
 
-use engine::op::{ContextInfo, ContextSelector, Language, NewContext, Size};
+use engine::op::{ContextInfo, ContextSelector, Language, NewContext, SharedVolume, Size};
 use serde_json::Value;
 
 use super::DEFAULT_CONTEXT;
@@ -40,6 +40,9 @@ output! {
         cpus: f64,
         created_at: String,
         last_used: String,
+        /// Directories of the host, each with `ro` or `rw`.
+        mounts: Option<Vec<String>>,
+        note: Option<String>,
     }
 
     struct Contexts { contexts: Vec<ContextRow>, total: usize }
@@ -63,8 +66,21 @@ impl From<ContextInfo> for ContextRow {
             cpus: f64::from(context.limits.cpu_millis) / 1000.0,
             created_at: moment(context.created_at),
             last_used: moment(context.last_used),
+            note: without_quota(&context.mounts),
+            mounts: unless_empty(context.mounts.iter().map(mount_row).collect()),
         }
     }
+}
+
+fn mount_row(mount: &SharedVolume) -> String {
+    format!("{} {}", mount.inside.display(), if mount.read_only { "ro" } else { "rw" })
+}
+
+/// Says where the disk quota of a context does not hold.
+fn without_quota(mounts: &[SharedVolume]) -> Option<String> {
+    let writable = mounts.iter().filter(|mount| !mount.read_only);
+    let paths: Vec<String> = writable.map(|mount| mount.inside.display().to_string()).collect();
+    (!paths.is_empty()).then(|| format!("No disk quota holds in {}: files there are the host's.", paths.join(", ")))
 }
 
 pub(super) fn create_context(args: CreateContextArgs, _: &Options) -> Lowering {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use engine::op::{
-    Command, Ended, EngineError, Environment, Language, MimeBundle, Network, Ran, RunCode, RunCommand, RunInfo,
-    RunOutcome, RunProgress,
+    Command, ContextInfo, Ended, EngineError, Environment, Language, MimeBundle, Network, Ran, RunCode, RunCommand,
+    RunInfo, RunOutcome, RunProgress, SharedVolume,
 };
 use serde_json::Value;
 use text::clipped;
@@ -359,14 +359,42 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         }
         add_lines(&mut note, &sentence);
     }
+    if ran.created && ran.notice.is_none() && misses_something(ran) {
+        add_lines(&mut note, &what_is_new(&ran.context));
+    }
     if is_disk_full(ran) {
         let limit = ran.context.limits.disk_bytes >> 20;
+<<<<<<< HEAD
         let sentence =
             format!("The disk of the context has at most {limit} MB and a limited number of files, /dev/shm half of the memory: delete files.");
+=======
+        let mut sentence =
+            format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
+        if ran.context.mounts.iter().any(|mount| !mount.read_only) {
+            sentence.push_str(" A mounted directory has what is free on the host.");
+        }
+>>>>>>> mounts
         add_lines(&mut note, &sentence);
     }
     let note = note.trim_end();
     (!note.is_empty()).then(|| note.to_owned())
+}
+
+/// Returns whether a run failed because something is not there: a variable, a module or a file.
+fn misses_something(ran: &Ran) -> bool {
+    const ERRORS: [&str; 4] = ["NameError", "ReferenceError", "ModuleNotFoundError", "FileNotFoundError"];
+    ran.error.as_ref().is_some_and(|error| ERRORS.contains(&error.name.as_str()))
+}
+
+/// Says what a new context does not have, for a model that remembers an earlier one.
+fn what_is_new(context: &ContextInfo) -> String {
+    let kept = |mount: &SharedVolume| (!mount.read_only).then(|| mount.inside.display().to_string());
+    let kept: Vec<String> = context.mounts.iter().filter_map(kept).collect();
+    let kept = kept.join(", ");
+    match kept.as_str() {
+        "" => "This call made the context: it has no variables, packages or files of earlier calls.".into(),
+        _ => format!("This call made the context: it has no variables of earlier calls, but their files in {kept}."),
+    }
 }
 
 /// Returns whether a run that failed says that it found no space.

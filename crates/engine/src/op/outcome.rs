@@ -127,6 +127,8 @@ pub struct ContextInfo {
     pub size: Option<Size>,
     pub limits: sandbox::Limits,
     pub isolation: sandbox::Isolation,
+    /// Directories of the host that the operator mounts into the context.
+    pub mounts: Vec<SharedVolume>,
     /// Key of the links to the context's files, which is the permission to read them; 64 hexadecimal digits.
     pub key: String,
 }

@@ -12,6 +12,7 @@ use crate::op::{Call, ContextSelector, EngineError, NewContext, NoticeKind, Outc
 use crate::ops::stop_context;
 use crate::stock::SandboxKind;
 use crate::tenancy::{Full, Reservation};
+use crate::workspaces::{self, OPENED_AGAIN};
 
 /// Maximum number of bytes of a name or an id. Like `MAX_DESCRIPTION`, it only keeps unreasonable values out of the
 /// tables; dialects have stricter rules.
@@ -62,7 +63,13 @@ impl OpContext {
         let browser = new.browser;
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let state = self.provision(SandboxKind { size: plan.size, language: plan.language, browser }, wanted).await?;
+        let is_opened_again = match &plan.kept {
+            Some(volume) => self.inner.has_workspace(&self.tenancy, volume).await?,
+            None => false,
+        };
+        let kind = SandboxKind { size: plan.size, language: plan.language, browser };
+        let mut state = self.provision(kind, wanted, plan.kept.as_ref()).await?;
+        state.notice = is_opened_again.then(|| OPENED_AGAIN.into());
         let Some(sandbox) = state.sandbox.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // No client would learn its id.
@@ -86,6 +93,7 @@ impl OpContext {
         let NewContext { id, name, description, language, size, replace: _, browser: _ } = new;
         let config = self.tenancy.config();
         let id = id.unwrap_or_else(|| format!("{}{}", config.id_prefix, uuid::Uuid::new_v4()));
+        let kept = workspaces::volume_of(&self.inner.config.file_secret, &self.tenancy, &name);
         let name = if name.is_empty() { id.clone() } else { name };
         let unfit = |text: &str| text.is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control);
         if unfit(&name) || unfit(&id) {
@@ -98,7 +106,8 @@ impl OpContext {
         }
         let limits = config.limits_of(size);
         let keys = Keys::of_context(&self.inner.config.file_secret, &call.tenant, config.realm, &id);
-        Ok(Plan { id, name, description, language, size, limits, keys, connection: call.connection.clone() })
+        let (mounts, connection) = (self.tenancy.mounts().cloned().collect(), call.connection.clone());
+        Ok(Plan { id, name, description, language, size, limits, mounts, kept, keys, connection })
     }
 
     /// Reserves room within the limits. In realms that evict idle contexts, the one unused for the longest time goes

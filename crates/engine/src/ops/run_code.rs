@@ -12,7 +12,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use super::admit::Admitted;
-use super::{OpContext, ResolvedContext, lost_notice};
+use super::{OpContext, ResolvedContext};
 use crate::background::Background;
 use crate::cell::{CellReport, CellRun, StartRefused, TOO_LONG};
 use crate::context::{Context, ContextState};
@@ -328,7 +328,7 @@ impl RunAttempt<'_> {
         if let RunOutcome::SandboxLost { why } = &end
             && (self.record.is_some() || self.context.running() > 1)
         {
-            state.notice = Some(lost_notice(why));
+            state.notice = Some(self.context.lost_notice(why));
         }
         let ran = report.ran(end, self.context.info(), Some(&self.context.keys.outputs));
         // A very short run has hardly filled any memory, so many of them share one query.

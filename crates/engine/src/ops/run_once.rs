@@ -142,6 +142,7 @@ impl OpContext {
             size: None,
             limits: conversation.shape.limits,
             isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
+            mounts: Vec::new(),
             key: conversation.key.clone(),
         }
     }

@@ -258,3 +258,62 @@ async fn volumes_and_runtimes_are_listed() {
     let names: Vec<&str> = all.iter().map(|runtime| runtime.name.as_str()).collect();
     assert_eq!(names, ["fake/python", "fake/javascript", "fake/typescript"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_mount_is_in_the_contexts_of_its_tenants_and_realms() {
+    let backend = FakeBackend::new();
+    let volume = |name: &str| engine::op::SharedVolume {
+        host: format!("/srv/{name}").into(),
+        inside: format!("/workspace/{name}").into(),
+        read_only: true,
+    };
+    let mount = |name: &str, realms: &[engine::Realm], tenants: Option<&[&str]>| engine::Mount {
+        volume: volume(name),
+        realms: realms.to_vec(),
+        tenants: tenants.map(|names| names.iter().map(|name| engine::Tenant((*name).into())).collect()),
+    };
+    let (agentrun, microsandbox) = (dialects::agentrun::REALM, dialects::microsandbox::REALM);
+    let mounts = vec![
+        mount("blues", &[agentrun], Some(&["blue"])),
+        mount("everybodys", &[agentrun, microsandbox], None),
+        mount("elsewhere", &[microsandbox], Some(&["blue"])),
+    ];
+    let engine = engine_with(&backend, engine::EngineConfig { mounts, ..config() }).await;
+    for (tenant, realm, names) in [
+        ("blue", agentrun, vec!["blues", "everybodys"]),
+        ("green", agentrun, vec!["everybodys"]),
+        ("blue", microsandbox, vec!["everybodys", "elsewhere"]),
+    ] {
+        let call = engine::Call { realm, ..call_of(&engine::Tenant(tenant.into())) };
+        let new = engine::op::NewContext::named("one", proto::Language::Python);
+        let made = created(engine.execute(&call, Op::CreateContext(new)).await);
+        let volumes: Vec<_> = names.into_iter().map(volume).collect();
+        assert_eq!((&backend.specs().pop().unwrap().volumes, &made.mounts), (&volumes, &volumes), "{tenant}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_named_context_has_its_workspace_again_and_tenants_have_their_own() {
+    let backend = FakeBackend::new();
+    let kept = engine::KeptConfig { bytes: 1 << 30, inodes: 1000, stays: Duration::from_secs(3600) };
+    let realm = dialects::sandpool::REALM;
+    let engine = engine_with(&backend, with_realm(realm, |realm| realm.persist = Some(kept))).await;
+    let call = |tenant: &str| Call { realm, ..call_of(&Tenant(tenant.into())) };
+    let volume = async |tenant: &str, name: &str| {
+        let made =
+            created(engine.execute(&call(tenant), Op::CreateContext(NewContext::named(name, Language::Python))).await);
+        let volume = backend.specs().pop().unwrap().kept.map(|kept| kept.name);
+        let code = RunCode::new(Target::existing(ContextSelector::Id(made.id.clone())), "print");
+        let notice = ran(engine.execute(&call(tenant), Op::RunCode(code)).await).notice;
+        let stop = Op::StopContext { which: ContextSelector::Id(made.id) };
+        assert!(engine.execute(&call(tenant), stop).await.is_ok());
+        (volume, notice.is_some())
+    };
+    let (blue, opened_again) = volume("blue", "notes").await;
+    assert!(blue.as_ref().is_some_and(|name| name.starts_with("w-") && name.len() == 66) && !opened_again, "{blue:?}");
+    assert_eq!(volume("blue", "notes").await, (blue.clone(), true));
+    let (other, _) = volume("blue", "other").await;
+    let (green, opened_again) = volume("green", "notes").await;
+    assert!(other != blue && green != blue && !opened_again, "{other:?} {green:?}");
+    assert_eq!(volume("blue", "").await, (None, false), "without a name there is nothing to find it by");
+}

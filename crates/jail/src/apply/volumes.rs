@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, UnmountFlags};
 use rustix::process::{Signal, WaitId, WaitIdOptions};
@@ -14,7 +14,7 @@ use crate::ids::{self, Remap};
 use crate::spec::{SharedVolumeSpec, Volume};
 use crate::{sys, volume};
 
-use super::mounts::{attach, copy_of, open_dir};
+use super::mounts::{attach, copy_of};
 use super::{ApplyError, ApplyState, At, SetupEvent, Syscall, write_existing};
 
 /// Temporary mount points of the volumes while their directories are created.
@@ -71,22 +71,58 @@ impl ApplyState {
 
     /// Shows a directory below the root of the file system. The root itself contains `lost+found` and stays owned by
     /// root.
-    pub(super) fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
+    pub(super) fn kept_dir(
+        &self,
+        path: &Path,
+        owner: u32,
+        mode: Option<u32>,
+        below: &[PathBuf],
+    ) -> Result<(), ApplyError> {
         let made = Path::new(KEPT).join("data");
-        match self.mkdir(&made, 0o755) {
-            Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
-            other => other?,
-        }
+        self.kept_point(&made, ids::KEPT)?;
         let fd = self.target(&made)?;
-        // A crash during an earlier setup may have happened between `mkdir` and `chown`.
-        if rustix::fs::fstat(&fd).at(Syscall::Stat, path)?.st_uid != ids::KEPT {
-            chown(&fd, (ids::KEPT, ids::KEPT), path)?;
+        if let Some(mode) = mode {
+            set_mode(&fd, mode, path)?;
         }
+        below.iter().try_for_each(|dir| self.kept_point(&made.join(dir), ids::KEPT))?;
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
             .map_err(|_| ApplyError::Wrong { at: path.to_owned(), why: "its files are root's" })?;
         sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Syscall::MountSetattr, path)?;
         attach(&tree, &self.target(path)?, path)
+    }
+
+    /// Creates a directory on a kept volume if nothing has its name. A crash during an earlier setup may have happened
+    /// between `mkdir` and `chown`.
+    pub(super) fn kept_point(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
+        match self.mkdir(path, 0o755) {
+            Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
+            other => other?,
+        }
+        let dir = match self.target(path) {
+            // Code has put a symlink there.
+            Err(ApplyError::Call { errno: Errno::LOOP, .. }) => return Ok(()),
+            other => other?,
+        };
+        let found = rustix::fs::fstat(&dir).at(Syscall::Stat, path)?;
+        if found.st_uid == 0 { chown(&dir, (owner, owner), path) } else { Ok(()) }
+    }
+
+    /// Shows a directory at a second path, unless code has replaced it by something else.
+    pub(super) fn show_at(&self, from: &Path, path: &Path) -> Result<(), ApplyError> {
+        let (Some(dir), Some(target)) = (self.directory(from)?, self.directory(path)?) else { return Ok(()) };
+        let tree = copy_of(dir.as_fd(), Path::new(""), from, OpenTreeFlags::AT_EMPTY_PATH)?;
+        attach(&tree, &target, path)
+    }
+
+    /// Opens a directory in the new root. Returns `None` if there is something else, or nothing.
+    fn directory(&self, path: &Path) -> Result<Option<OwnedFd>, ApplyError> {
+        let dir = match self.target(path) {
+            Err(ApplyError::Call { errno: Errno::NOENT | Errno::LOOP | Errno::NOTDIR, .. }) => return Ok(None),
+            other => other?,
+        };
+        let found = rustix::fs::fstat(&dir).at(Syscall::Stat, path)?;
+        Ok((FileType::from_raw_mode(found.st_mode) == FileType::Directory).then_some(dir))
     }
 
     /// Attaches a parked mount. It is already mapped, because the owner is the same as in its last use.
@@ -104,8 +140,11 @@ impl ApplyState {
 
     pub(super) fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
         let SharedVolumeSpec { host, inside, read_only } = shared;
-        // Open the directory only once, so that a concurrent rename cannot change which directory is shown.
-        let dir = open_dir(host)?;
+        // Open the directory only once, so that a concurrent rename cannot change which directory is shown. Symlinks are
+        // refused in every component: code may have put one into another shared directory.
+        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat2(CWD, host, flags, Mode::empty(), how).at(Syscall::Open, host)?;
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
         let access = if *read_only { sys::RDONLY } else { 0 };

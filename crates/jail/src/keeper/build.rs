@@ -106,6 +106,9 @@ impl Keeper {
         };
         let number = volume_slot.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
         sandbox.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
+        if self.has_owners_uid(spec) {
+            sandbox.map = sandbox.map.as_owner(self.owner).map_err(io::Error::other)?;
+        }
         if let (Some(_), Some(slots)) = (&spec.browser, &mut self.slots) {
             let slot = slots.take()?;
             sandbox.map = sandbox.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
@@ -155,17 +158,25 @@ impl Keeper {
         Ok(())
     }
 
+    /// Returns whether the code of a sandbox has the uid of the server's user in place of a subordinate one: the files
+    /// of shared directories are that user's.
+    fn has_owners_uid(&self, spec: &SandboxSpec) -> bool {
+        self.survey.mode == Mode::Sub && !spec.volumes.is_empty()
+    }
+
     fn notes(&self, spec: &SandboxSpec) -> Vec<String> {
-        let unmapped = self.survey.mode == Mode::Sub && !spec.volumes.is_empty();
-        let shared =
-            "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
+        let shared = format!(
+            "{}: a sandbox with directories of the host is your own user on the host, so that files there are yours \
+             (start the server as root, or remove the mounts)",
+            crate::survey::HOST_UID
+        );
         let same_uid = self.survey.mode == Mode::Single && spec.browser.is_some();
         let browser = match self.survey.landlock {
             Some(_) => "browser: it has the code's uid, and landlock alone keeps it from the code's files",
             None => "browser: it has the code's uid, and without landlock the code's files too",
         };
         let browser = format!("{browser} (use newuidmap, or start the server as root)");
-        let notes = [unmapped.then(|| shared.to_owned()), same_uid.then_some(browser)];
+        let notes = [self.has_owners_uid(spec).then_some(shared), same_uid.then_some(browser)];
         notes.into_iter().flatten().collect()
     }
 
@@ -203,6 +214,7 @@ impl Keeper {
             files: spec.files.clone(),
             volume,
             kept: sandbox.kept.as_ref().map(|lease| lease.source.clone()),
+            kept_packages: spec.kept.as_ref().and_then(|kept| Some(kept.workspace.as_ref()?.packages.clone())),
             shared: spec.volumes.clone(),
             browser: spec.browser.map(|room| BrowserJail { processes: self.process_limit(room.pids) }),
             egress: spec.egress.then_some(PROXY),

@@ -24,6 +24,7 @@ impl Keeper {
             files,
             volume: Volume::Tmpfs { bytes: WARM_TMP, inodes: 1000 },
             kept: None,
+            kept_packages: None,
             shared: vec![],
             browser: None,
             egress: None,

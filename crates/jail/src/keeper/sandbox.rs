@@ -190,10 +190,13 @@ impl Keeper {
     }
 }
 
-/// Returns the on-disk volumes of a sandbox, with their directories inside it.
+/// Returns the on-disk volumes of a sandbox, with their directories inside it. A shared directory can be in place of
+/// `/workspace`, but never of `/tmp`.
 fn volumes(sandbox: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'static str)> {
-    let own = sandbox.volume.as_ref().map(|backing| (backing.device, "workspace"));
-    own.into_iter().chain(sandbox.kept_loop.map(|device| (device, "data")))
+    let own = sandbox.volume.as_ref().map(|backing| (backing.device, "tmp"));
+    let is_workspace = sandbox.kept.as_ref().is_some_and(|lease| lease.owner.is_some());
+    let kept_dir = if is_workspace { "workspace" } else { "data" };
+    own.into_iter().chain(sandbox.kept_loop.map(|device| (device, kept_dir)))
 }
 
 /// Adds the sandbox's volumes to the disk budget before any code runs, while the process waits for its id maps in its

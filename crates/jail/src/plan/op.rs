@@ -72,8 +72,13 @@ pub(crate) enum Op {
     /// Mounts a kept image, copied from the template if there is one, on a directory that `HideKept` removes later. The
     /// image stays locked until it is unmounted.
     KeptImage { template: Option<PathBuf>, image: PathBuf },
-    /// Shows the single directory of the kept image at `path`, with its files mapped to `owner`.
-    KeptDir { path: PathBuf, owner: u32 },
+    /// Shows the single directory of the kept image at `path`, with its files mapped to `owner`. It gets this mode, and
+    /// these directories below it are created if they do not exist.
+    KeptDir { path: PathBuf, owner: u32, mode: Option<u32>, below: Vec<PathBuf> },
+    /// Creates a directory on a kept volume in memory if it does not exist.
+    KeptPoint { path: PathBuf, owner: u32 },
+    /// Shows a directory of a volume at a second path.
+    ShowAt { from: PathBuf, path: PathBuf },
     /// Removes the directory on which the kept image was mounted.
     HideKept,
     /// Shows a kept image that is still mounted from its last use.
@@ -154,7 +159,13 @@ impl fmt::Display for Op {
                 write!(f, "kept ext4 {}", image.display())?;
                 template.iter().try_for_each(|t| write!(f, " from {}", t.display()))
             }
-            Self::KeptDir { path, owner } => write!(f, "kept dir {} shown as {owner}", path.display()),
+            Self::KeptDir { path, owner, mode, below } => {
+                write!(f, "kept dir {} shown as {owner}", path.display())?;
+                mode.iter().try_for_each(|mode| write!(f, " mode {mode:o}"))?;
+                below.iter().try_for_each(|dir| write!(f, " with {}", dir.display()))
+            }
+            Self::KeptPoint { path, owner } => write!(f, "kept dir {} owner {owner}", path.display()),
+            Self::ShowAt { from, path } => write!(f, "show {} at {}", from.display(), path.display()),
             Self::HideKept => write!(f, "hide kept"),
             Self::KeptMounted(path) => write!(f, "kept, still mounted, on {}", path.display()),
             Self::HoldKept(path) => write!(f, "hold {}", path.display()),

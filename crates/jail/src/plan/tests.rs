@@ -27,6 +27,7 @@ fn spec(mode: Mode) -> JailSpec {
             Mode::Sub | Mode::Single => Volume::Tmpfs { bytes: 64 << 20, inodes: 1000 },
         },
         kept: None,
+        kept_packages: None,
         shared: vec![],
         browser: None,
         egress: None,
@@ -201,12 +202,11 @@ fn a_shared_directory_hides_nothing_and_nothing_is_made_in_it() {
         "/shared/../etc",
         "/proc/x",
         "/dev/shm",
-        "/data",
-        "/data/x",
-        "/workspace",
+        "/workspace/../etc",
         "/etc/x",
         "/tmp",
-        "/tmp/x",
+        "/tmp/rt",
+        "/tmp/rt/x",
         "/usr/local/x",
         "/bin",
         "/opt",
@@ -224,6 +224,34 @@ fn a_shared_directory_hides_nothing_and_nothing_is_made_in_it() {
     assert_eq!(spec.check(), Ok(()));
     spec.shared[1].inside = "/shared/in/deeper".into();
     assert!(spec.check().is_err());
+}
+
+#[test]
+fn a_shared_directory_may_be_on_the_volume_or_replace_a_part_of_it() {
+    let share = |inside: &str| SharedVolumeSpec { host: "/srv".into(), inside: inside.into(), read_only: false };
+    let of = |insides: &[&str], spec: JailSpec| JailSpec { shared: insides.iter().map(|i| share(i)).collect(), ..spec };
+    let good = of(&["/workspace", "/data/a/b", "/data/a/c", "/tmp/x"], spec(Mode::Root));
+    assert_eq!(good.check(), Ok(()));
+    insta::assert_snapshot!(difference_to(Mode::Root, &good), @r"
+    -   root tmpfs 2105344 bytes 281 inodes on /state/instances/i/root
+    - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+    +   root tmpfs 2105344 bytes 294 inodes on /state/instances/i/root
+    + dir /data/a 755 owner 1879048199:1879048199
+    + dir /data/a/b 755 owner 1879048199:1879048199
+    + dir /data/a/c 755 owner 1879048199:1879048199
+    + dir /tmp/x 755 owner 1879048199:1879048199
+    + share /srv on /workspace rw,nosuid,nodev shown as 1879048199
+    + share /srv on /data/a/b rw,nosuid,nodev shown as 1879048199
+    + share /srv on /data/a/c rw,nosuid,nodev shown as 1879048199
+    + share /srv on /tmp/x rw,nosuid,nodev shown as 1879048199
+    + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr write /workspace write /data/a/b write /data/a/c write /tmp/x
+    ");
+    // Nothing is shown in another shared directory, on the kept volume, or where the browser puts its downloads.
+    assert!(of(&["/workspace", "/workspace/x"], spec(Mode::Root)).check().is_err());
+    assert!(of(&["/data/x"], with_volumes(Mode::Root)).check().is_err());
+    assert_eq!(of(&["/workspace/x"], with_volumes(Mode::Root)).check(), Ok(()));
+    assert!(of(&["/workspace/downloads"], with_browser(Mode::Root)).check().is_err());
+    assert_eq!(of(&["/workspace"], with_browser(Mode::Root)).check(), Ok(()));
 }
 
 #[test]

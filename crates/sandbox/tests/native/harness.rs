@@ -253,7 +253,7 @@ pub fn share(host: &Path, inside: &str, read_only: bool) -> SharedVolume {
 }
 
 pub fn kept(digit: char) -> KeptVolume {
-    KeptVolume { name: digit.to_string().repeat(64), bytes: 16 << 20, inodes: 200 }
+    KeptVolume { name: digit.to_string().repeat(64), bytes: 16 << 20, inodes: 200, workspace: None }
 }
 
 /// A directory that belongs to this uid and gid.

@@ -68,6 +68,42 @@ fn an_ordinary_user_keeps_data_and_shares_directories_too() {
     wait_for("the end of the launcher", || descendants().is_empty());
 }
 
+/// Files that code makes in a directory of the user are the user's, and a directory that only the user may read can be
+/// read inside. With subordinate ids this takes the user's own uid, and the sandbox says so.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "asks for the user's number")]
+fn what_code_makes_in_a_directory_of_an_ordinary_user_is_that_users() {
+    if !root() {
+        return;
+    }
+    let place = place_for_all("user-mounts");
+    for mode in modes() {
+        let (state, dir) = (place.0.join(mode), place.0.join(format!("own-{mode}")));
+        fs::create_dir(&dir).unwrap();
+        let words = ["share", mode, state.to_str().unwrap(), dir.to_str().unwrap()];
+        // The user exists once a server was started.
+        let Some(_) = as_user(&place, &[&words[..], &["true"]].concat()) else { return };
+        let number = Command::new("id").args(["-u", USER]).output().unwrap().stdout;
+        let user: u32 = String::from_utf8(number).unwrap().trim().parse().unwrap();
+        for path in [&dir, &dir.join("secret")] {
+            if *path != dir {
+                fs::write(path, "secret\n").unwrap();
+            }
+            std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        }
+        let line = "cat /ro/secret; id -u; echo more >> /rw/secret; mkdir /rw/d; echo x > /rw/d/f; cp /bin/sh /rw/sh; \
+                    chmod 4755 /rw/sh; touch /ro/x 2>&1 | grep -o Read-only; grep -c ' /r[ow] .*nosuid,nodev' /proc/self/mountinfo";
+        let Some(output) = as_user(&place, &[&words[..], &[line]].concat()) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let notes = if mode == "sub" { 1 } else { 0 };
+        assert_eq!(said, format!("secret\n1000\nRead-only\n2\n{notes} notes\n"), "{mode}");
+        assert_eq!(fs::read_to_string(dir.join("secret")).unwrap(), "secret\nmore\n");
+        assert_eq!([owner(&dir.join("d")), owner(&dir.join("d/f")), owner(&dir.join("sh"))], [user; 3], "{mode}");
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
 /// W49: kept volumes in memory outlive the sandboxes whose memory limits held while they were filled.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "the server under test")]

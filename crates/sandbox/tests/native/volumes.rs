@@ -73,6 +73,97 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     native.shutdown().await;
 }
 
+/// A shared directory in the workspace, in place of it, and below `/tmp`: symlinks in it lead nowhere but into the
+/// sandbox, devices and set-uid programs in it have no effect, and code cannot move or remove it.
+#[tokio::test]
+async fn a_shared_directory_in_the_workspace_leads_nowhere_else() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("in-workspace");
+    let dir = owned(&place, "project", 4321);
+    let secret = place.0.join("secret");
+    fs::write(&secret, "secret\n").unwrap();
+    fs::write(dir.join("f"), "theirs\n").unwrap();
+    fs::set_permissions(dir.join("f"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    std::os::unix::fs::symlink(&secret, dir.join("absolute")).unwrap();
+    std::os::unix::fs::symlink("../secret", dir.join("relative")).unwrap();
+    std::os::unix::fs::symlink("/proc/1/root", dir.join("proc")).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", dir.join("hostname")).unwrap();
+    fs::copy("/bin/cat", dir.join("cat")).unwrap();
+    fs::set_permissions(dir.join("cat"), std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        dir.join("null"),
+        rustix::fs::FileType::CharacterDevice,
+        rustix::fs::Mode::from_raw_mode(0o666),
+        rustix::fs::makedev(1, 3),
+    )
+    .unwrap();
+    let native = start(&place.0).await;
+    for (inside, read_only) in
+        [("/workspace/p/project", true), ("/workspace", false), ("/data", true), ("/tmp/x/y", false), ("/mnt/p", true)]
+    {
+        let volumes = vec![share(&dir, inside, read_only)];
+        let sandbox = native.create(&SandboxSpec { volumes, ..spec() }).await.unwrap();
+        let seen = sh(&*sandbox, &format!("cd {inside}; cat f hostname; ./cat /proc/self/status | grep ^Uid")).await;
+        assert_eq!(seen, "theirs\nsandbox\nUid:\t1000\t1000\t1000\t1000\n", "{inside}");
+        for refused in [
+            "cat absolute",
+            "cat relative",
+            "ls proc/etc",
+            "cat proc/etc/shadow",
+            "cat null",
+            "cat ../../../../secret",
+            "mv {} {}x",
+            "rmdir {}",
+            "mount -o remount,rw,suid,dev {}",
+            "umount {}",
+        ] {
+            let refused = refused.replace("{}", inside);
+            let said = sh(&*sandbox, &format!("cd {inside}; {refused} >/dev/null 2>&1 && echo DONE")).await;
+            assert!(!said.contains("DONE"), "`{refused}` worked at {inside}");
+        }
+        let wrote = sh(&*sandbox, &format!("echo x 2>/dev/null > {inside}/new && echo DONE; rm -f {inside}/new")).await;
+        assert_eq!(wrote.contains("DONE"), !read_only, "{inside}");
+        let mounts = sh(&*sandbox, &format!("grep ' {inside} ' /proc/self/mountinfo | tail -n 1")).await;
+        assert!(mounts.contains("nosuid,nodev"), "{mounts}");
+        // The rest of the volume is as writable as without a mount.
+        let rest = "for d in /workspace /data /tmp; do touch $d/.t 2>/dev/null && echo $d && rm $d/.t; done";
+        let writable: Vec<&str> =
+            ["/workspace", "/data", "/tmp"].into_iter().filter(|d| *d != inside || !read_only).collect();
+        assert_eq!(sh(&*sandbox, rest).await.lines().collect::<Vec<_>>(), writable, "{inside}");
+        sandbox.destroy().await.unwrap();
+    }
+    assert_eq!(owner(&dir), 4321);
+    native.shutdown().await;
+}
+
+/// Code that may write to one shared directory cannot make another one lead elsewhere.
+#[tokio::test]
+async fn a_shared_directory_that_became_a_symlink_is_refused() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("replaced");
+    let outer = owned(&place, "outer", 4321);
+    owned(&place, "outer/inner/deep", 4321);
+    std::os::unix::fs::chown(outer.join("inner"), Some(4321), Some(4321)).unwrap();
+    let native = start_without_spares(&place.0).await;
+    let attacker = SandboxSpec { volumes: vec![share(&outer, "/workspace", false)], ..spec() };
+    let sandbox = native.create(&attacker).await.unwrap();
+    let line = "mv inner moved && ln -s /etc inner && mkdir -p moved/ssl && readlink inner";
+    assert_eq!(sh(&*sandbox, &format!("cd /workspace; {line}")).await, "/etc\n");
+    for below in ["inner", "inner/ssl"] {
+        let volumes = vec![share(&outer.join(below), "/workspace/x", true)];
+        let made = native.create(&SandboxSpec { volumes, ..spec() }).await.err();
+        let Some(BackendError::Create(message)) = made else { panic!("{below}: {made:?}") };
+        assert!(message.contains("Too many levels of symbolic links"), "{message}");
+    }
+    sandbox.destroy().await.unwrap();
+    native.shutdown().await;
+}
+
 #[tokio::test]
 async fn what_cannot_be_shared_is_refused_with_a_reason() {
     if !root() {
@@ -82,19 +173,22 @@ async fn what_cannot_be_shared_is_refused_with_a_reason() {
     let good = owned(&place, "good", 4321);
     let roots = owned(&place, "roots", 0);
     std::os::unix::fs::symlink(&good, place.0.join("link")).unwrap();
+    fs::create_dir(good.join("d")).unwrap();
     fs::write(place.0.join("file"), "").unwrap();
     let native = start_without_spares(&place.0).await;
     let before = Left::count(&place.0);
     for (host, inside, read_only, why) in [
         (place.0.join("missing"), "/shared", false, "No such file or directory"),
         (place.0.join("file"), "/shared", false, "Not a directory"),
-        (place.0.join("link"), "/shared", false, "Not a directory"),
+        (place.0.join("link"), "/shared", false, "Too many levels of symbolic links"),
+        (place.0.join("link/d"), "/shared", true, "Too many levels of symbolic links"),
         (roots, "/shared", false, "belongs to root"),
         (place.0.join("state"), "/shared", true, "holds the server's own files"),
         (place.0.join("state/instances"), "/shared", true, "holds the server's own files"),
         (place.0.clone(), "/shared", true, "holds the server's own files"),
         (good.clone(), "shared", false, "is not an absolute path"),
-        (good.clone(), "/data/x", false, "where a sandbox has its own files"),
+        (good.clone(), "/workspace/../usr/x", false, "is not an absolute path"),
+        (good.clone(), "/tmp", false, "where a sandbox has its own files"),
         (good.clone(), "/usr/x", false, "where a sandbox has its own files"),
     ] {
         let volumes = vec![share(&host, inside, read_only)];
@@ -190,4 +284,65 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
         assert!(matches!(made, Some(BackendError::Create(_))), "{made:?}");
     }
     native.shutdown().await;
+}
+
+/// The workspace of a context: files and packages are there again, with a quota, for one sandbox at a time; mounts and
+/// downloads are shown in it, whatever code did to their places.
+#[tokio::test]
+async fn a_kept_workspace_outlives_its_sandbox_and_is_listed_with_its_owner() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("kept-workspace");
+    let state = place.0.join("state");
+    let dir = owned(&place, "project", 4321);
+    fs::write(dir.join("f"), "theirs\n").unwrap();
+    fs::set_permissions(dir.join("f"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let owner = sandbox::WorkspaceOwner { tenant: "blue".into(), dialect: "sandpool".into(), context: "notes".into() };
+    let workspace = Some(sandbox::KeptWorkspace { owner: owner.clone(), packages: "/tmp/.packages".into() });
+    let volume = KeptVolume { name: format!("w-{}", "a".repeat(64)), workspace, ..kept('a') };
+    let browser = Some(sandbox::BrowserRoom { memory_bytes: 64 << 20, pids: 20 });
+    let spec = SandboxSpec {
+        kept: Some(volume.clone()),
+        volumes: vec![share(&dir, "/workspace/a/project", true)],
+        browser,
+        ..spec()
+    };
+    let config = NativeConfig { exclusive: false, spares: 0, ..config(&place.0) };
+    let launch = || spawn_launcher_from(&helper()).unwrap();
+    let native = Native::start(launch(), config.clone()).await.unwrap().0;
+    let stored = || sandbox::workspaces(&state).unwrap();
+    assert_eq!(stored(), []);
+
+    let one = native.create(&spec).await.unwrap();
+    let made = "cd /workspace; echo one > f; echo p > /tmp/.packages/p; echo gone > /tmp/gone; cat a/project/f; \
+                stat -c '%a %u' downloads; touch downloads/x; ls -A";
+    assert_eq!(sh(&*one, made).await, "theirs\n770 1000\n.packages\na\ndownloads\nf\n");
+    let found = stored();
+    assert_eq!((&found[0].owner, found[0].in_use, found.len()), (&owner, true, 1));
+    assert!(!sandbox::remove_workspace(&state, &volume.name).unwrap(), "a sandbox has it");
+    let other = Native::start(launch(), config.clone()).await.unwrap().0;
+    assert!(matches!(other.create(&spec).await.err(), Some(BackendError::InUse)));
+    one.destroy().await.unwrap();
+    native.shutdown().await;
+
+    // Another server finds it, and its quota holds.
+    let two = other.create(&spec).await.unwrap();
+    let seen = "cd /workspace; cat f /tmp/.packages/p; ls -A /tmp downloads; \
+                dd if=/dev/zero of=big bs=1M 2>&1 | grep -o 'No space left'; rm big";
+    assert_eq!(sh(&*two, seen).await, "one\np\n/tmp:\n.downloads\n.packages\n\ndownloads:\nNo space left\n");
+    // Code replaces what it can: the next sandbox has other places, but none outside.
+    let attack = "cd /workspace; rm -r .packages 2>/dev/null; mv .packages x; ln -s /etc .packages; ls";
+    assert!(sh(&*two, attack).await.contains("a\n"));
+    two.destroy().await.unwrap();
+    let three = other.create(&spec).await.unwrap();
+    assert_eq!(
+        sh(&*three, "readlink /workspace/.packages; ls -A /tmp/.packages; cat /workspace/a/project/f").await,
+        "/etc\ntheirs\n"
+    );
+    three.destroy().await.unwrap();
+    assert!(sandbox::remove_workspace(&state, &volume.name).unwrap());
+    assert_eq!(stored(), []);
+    assert_eq!(fs::read_dir(state.join("data")).unwrap().count(), 0);
+    other.shutdown().await;
 }

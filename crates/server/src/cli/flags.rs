@@ -22,6 +22,7 @@ impl Args for Flags {
                 ValueKind::Switch => {
                     arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
                 }
+                ValueKind::Tables => arg.value_name(value).action(ArgAction::Append),
                 _ => arg.value_name(value),
             };
             command = command.arg(arg.global(true).help_heading("Settings"));
@@ -37,7 +38,10 @@ impl Args for Flags {
 impl FromArgMatches for Flags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let flags = SETTINGS.iter().filter(|setting| setting.flag.is_some());
-        let given = flags.filter_map(|setting| Some((setting.key, matches.get_one::<String>(setting.key)?.clone())));
+        let given = flags.flat_map(|setting| {
+            let values = matches.get_many::<String>(setting.key).into_iter().flatten();
+            values.map(|value| (setting.key, value.clone()))
+        });
         Ok(Self { given: given.collect() })
     }
 

@@ -8,6 +8,7 @@ mod flags;
 mod journal;
 mod network;
 mod output;
+mod packages;
 mod prepare;
 mod run;
 mod serve;
@@ -15,6 +16,7 @@ mod setup;
 mod signals;
 mod stdio;
 mod wiring;
+mod workspace;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -50,6 +52,7 @@ enum Command {
     Setup(setup::Args),
     Config(config::Args),
     Journal(journal::Args),
+    Workspace(workspace::Args),
 }
 
 /// The configuration and the environment that every command gets.
@@ -115,6 +118,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Setup(args) => setup::main(args, context),
         Command::Config(args) => config::main(args, &context),
         Command::Journal(args) => journal::main(args, &context),
+        Command::Workspace(args) => workspace::main(args, &context),
     }
 }
 

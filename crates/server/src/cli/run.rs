@@ -98,6 +98,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
     if let Some(realm) = limits.realm_mut(limits.pool_realm) {
         // The one context of this command is an ordinary one, also in a dialect with conversations or shared volumes.
         (realm.pool_size, realm.text_budget, realm.kept, realm.volumes) = (0, TEXT_BUDGET, None, Vec::new());
+        realm.persist = None;
         // The user of the command line is the operator and may allow more time than clients have.
         realm.max_timeout = realm.max_timeout.max(args.timeout.unwrap_or_default());
     }

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use dialects::{Dialect, Lang, Links, Options};
 use engine::op::Health;
-use engine::{Engine, Memory, Op, Outcome, Realm};
+use engine::{Engine, Memory, Op, Outcome, Realm, Tenant};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use mcp::Caller;
@@ -29,7 +29,7 @@ use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on};
 use crate::auth::{self, Auth, AuthConfig};
-use crate::config::Config;
+use crate::config::{self, ALL_TENANTS, Config};
 use crate::files;
 use crate::handler::{Handlers, Surface};
 use crate::journal::{Journal, JournalConfig, JournalEntry};
@@ -45,6 +45,7 @@ pub(crate) struct Args {}
 
 pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
     let auth = Auth::open(AuthConfig::of(&context.config)?)?;
+    check_mounts(&context.config, &auth)?;
     let native = Native::launch(&context.config, TransportKind::Http)?;
     sandbox::native::return_large_blocks();
     block_on(serve(context, Arc::new(auth), native))
@@ -117,6 +118,34 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
         journal.close();
     }
     prepared.map(|()| ExitCode::SUCCESS)
+}
+
+/// Refuses mounts that say nothing about tenants where there are several, and those for tenants that do not exist: no
+/// tenant gets a directory that the configuration does not name for it.
+fn check_mounts(config: &Config, auth: &Auth) -> Result<(), Failed> {
+    let config::Auth { tenants, jwks, none, .. } = &config.auth;
+    let everybody = *none && !auth.is_required();
+    for mount in &config.mounts {
+        let wrong = |why: &str| Err(Failed(format!("`mount`: `{}`: {why}", mount.volume.host.display())));
+        if mount.tenants.is_empty() && (tenants.is_some() || jwks.is_some() || everybody) {
+            return wrong(
+                "it does not say which tenants may use it; write it as `[[mount]]` with `tenants = [\"NAME\"]` (`local` is \
+                 the tenant of `auth.token` and of `--no-auth`, `*` stands for all)",
+            );
+        }
+        let exists = |name: &str| {
+            jwks.is_some()
+                || [ALL_TENANTS, &Tenant::local().0].contains(&name)
+                || auth.tenants().any(|(t, _)| t.0 == name)
+        };
+        if let Some(name) = mount.tenants.iter().find(|name| !exists(name)) {
+            return wrong(&format!("`tenants`: there is no tenant `{name}` in `auth.tenants`"));
+        }
+    }
+    if !auth.is_required() && config.mounts.iter().any(|mount| !mount.volume.read_only) {
+        tracing::warn!("everybody who can connect can change the files of writable mounts: the server has no token");
+    }
+    Ok(())
 }
 
 /// Returns the requested number of connections, or fewer if this process may not have enough descriptors, of which each

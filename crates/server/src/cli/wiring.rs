@@ -1,19 +1,23 @@
 //! Connects the parts of the server: the configuration, the engine, the native back end and its guest.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
-use engine::op::Quota;
-use engine::{Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Op, Realm, RealmConfig, Tenant};
-use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
+use engine::config::PACKAGES;
+use engine::op::{Quota, SharedVolume};
+use engine::{
+    Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant, WORKSPACE,
+};
+use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, Mode, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failed, network};
-use crate::config::{Config, DialectLimits};
+use super::{Failed, network, packages};
+use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig};
 use crate::handler::{Execute, Executing};
 
 /// Checks the shared volumes at the start, so that the operator, and not the first client, learns of volumes with which
@@ -39,6 +43,8 @@ fn check_volumes(config: &Config) -> Result<(), Failed> {
 pub(crate) struct Native {
     launcher: Launcher,
     config: NativeConfig,
+    /// Whether workspaces of contexts have to outlive the server.
+    persists: bool,
 }
 
 impl Native {
@@ -48,11 +54,13 @@ impl Native {
 
     /// Starts a launcher for a trial, which leaves the machine's cgroups as they are.
     pub(crate) fn launch_trial(config: &Config) -> Result<Self, Failed> {
-        Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)
+        let trial = Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)?;
+        Ok(Self { persists: false, ..trial })
     }
 
     fn launch_with(config: &Config, transport: TransportKind, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
         check_volumes(config)?;
+        let persists = config.dialects.of(&config.dialect).persist.is_some();
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
         let config = NativeConfig {
@@ -70,12 +78,18 @@ impl Native {
             restarts: true,
             keep_free: keep_free(config),
         };
-        Ok(Self { launcher, config })
+        Ok(Self { launcher, config, persists })
     }
 
     /// Starts the back end without a warning about missing isolation layers.
     pub(crate) async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
+        if self.persists && native.mode() != Mode::Root {
+            native.shutdown().await;
+            return Err(Failed(
+                "`persist` needs a server of root, which has workspaces on disk; use `--workspace DIR` instead".into(),
+            ));
+        }
         Ok((Arc::new(native), isolation))
     }
 
@@ -166,6 +180,7 @@ pub(crate) fn engine_config(
         egress: network::egress(config)?,
         realms,
         quota,
+        mounts: mounts(config)?,
         file_secret,
         shutdown_grace: shutdown_grace(config),
         start_timeout: microsandbox.start_timeout,
@@ -175,6 +190,34 @@ pub(crate) fn engine_config(
         ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
     })
+}
+
+/// Returns the mounts of the engine. One that replaces the workspace is followed by one for the packages that code
+/// installs, so that they last as long as the files.
+fn mounts(config: &Config) -> Result<Vec<Mount>, Failed> {
+    let mut all: Vec<Mount> = config.mounts.iter().map(mount).collect();
+    let taken = |volume: &SharedVolume| volume.inside.starts_with(PACKAGES);
+    if config.mounts.iter().any(|mount| taken(&mount.volume)) {
+        return Ok(all);
+    }
+    for mount in config.mounts.iter().filter(|mount| mount.volume.inside == Path::new(WORKSPACE)) {
+        if !mount.volume.read_only {
+            let failed = |error| Failed(format!("`{}`: {error}", mount.volume.host.join(packages::DIR).display()));
+            let host = packages::prepare(&mount.volume.host).map_err(failed)?;
+            let volume = SharedVolume { host, inside: PACKAGES.into(), read_only: false };
+            all.push(self::mount(&MountConfig { volume, ..mount.clone() }));
+        }
+    }
+    Ok(all)
+}
+
+fn mount(mount: &MountConfig) -> Mount {
+    let tenants = match mount.tenants.as_slice() {
+        [] => Some(vec![Tenant::local()]),
+        names if names.iter().any(|name| name == ALL_TENANTS) => None,
+        names => Some(names.iter().cloned().map(Tenant).collect()),
+    };
+    Mount { volume: mount.volume.clone(), realms: mount.dialects.iter().map(|id| Realm(id)).collect(), tenants }
 }
 
 /// Returns the default dialect.
@@ -211,11 +254,17 @@ fn realm(config: &Config, usual: RealmConfig, transport: TransportKind) -> Realm
             evict_idle: microsandbox.evict,
             max_total_memory_bytes: microsandbox.max_total_memory_mb.map(|mb| mb << 20),
             sweep_interval: microsandbox.cleanup_interval,
-            volumes: microsandbox.volumes.clone(),
+            volumes: microsandbox.volumes.iter().map(resolved).collect(),
             ..general
         },
         _ => general,
     }
+}
+
+/// Returns the volume with the path that its directory has without symlinks, because the launcher follows none.
+fn resolved(volume: &SharedVolume) -> SharedVolume {
+    let host = volume.host.canonicalize().unwrap_or_else(|_| volume.host.clone());
+    SharedVolume { host, ..volume.clone() }
 }
 
 fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
@@ -235,6 +284,7 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
         // Group limits apply only in a dialect whose document has one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
+        persist: limits.persist.map(|stays| KeptConfig { bytes: disk_bytes, inodes: usual.limits.disk_inodes, stays }),
         kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
         pool_size: limits.pool.map_or(0, |(size, _)| size),
         session_ttl: limits.pool.map_or(usual.session_ttl, |(_, age)| age),

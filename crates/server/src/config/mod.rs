@@ -5,6 +5,7 @@
 //! the sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
 pub mod environment;
+mod mounts;
 mod network;
 mod resolve;
 pub mod settings;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 use engine::op::{SharedVolume, Size};
 pub(crate) use environment::Environment;
+use mounts::PrivateFiles;
+pub(crate) use mounts::{ALL_TENANTS, MountConfig};
 pub(crate) use network::{Network, Policies, SecretConfig, SecretSource};
 pub(crate) use resolve::{ConfigError, Effective, Sources};
 use runtimes::{BrowserChoice, NodeChoice, RuntimeConfig};
@@ -40,6 +43,7 @@ pub(crate) struct Config {
     pub browser: BrowserChoice,
     pub network: Network,
     pub dialects: Dialects,
+    pub mounts: Vec<MountConfig>,
     pub serve: Serve,
     pub auth: Auth,
     pub quota: QuotaConfig,
@@ -165,15 +169,17 @@ pub(crate) struct DialectLimits {
     pub shutdown_grace: Duration,
     /// Part of the memory that the browser may use; `None` in a dialect without a browser.
     pub browser_memory_mb: Option<u64>,
+    /// Time after which the workspace of a named context is deleted; `None` if workspaces end with their contexts.
+    pub persist: Option<Duration>,
 }
 
 impl Config {
     /// Reads the configuration file that the sources name, and merges all sources.
     pub(crate) fn load(sources: &Sources) -> Result<Self, ConfigError> {
-        Self::typed(resolve::resolve(sources)?)
+        Self::typed(resolve::resolve(sources)?, sources.is_root)
     }
 
-    fn typed(effective: Effective) -> Result<Self, ConfigError> {
+    fn typed(effective: Effective, is_root: bool) -> Result<Self, ConfigError> {
         let backends: Vec<String> = effective.get("backend")?;
         if backends != ["native"] {
             return Err(effective.error("backend", "`native` is the only back end of this version"));
@@ -208,6 +214,7 @@ impl Config {
                 path if path.starts_with('/') => BrowserChoice::Path(path.into()),
                 _ => return Err(effective.error("browser", "expected `auto`, `off` or an absolute path")),
             },
+            mounts: mounts::typed(&effective, is_root, &private_files(&effective)?)?,
             network: Network::typed(&effective)?,
             dialects: Dialects::typed(&effective)?,
             serve: Serve::typed(&effective)?,
@@ -242,6 +249,24 @@ impl Config {
             effective,
         })
     }
+}
+
+/// Returns the files that no mount may show or change.
+fn private_files(effective: &Effective) -> Result<PrivateFiles, ConfigError> {
+    let network = Network::typed(effective)?;
+    let mut secret = vec![("state_dir".to_owned(), effective.absolute("state_dir")?)];
+    for setting in ["auth.tenants", "auth.token_file"] {
+        let path: Option<PathBuf> = effective.get(setting)?;
+        secret.extend(path.map(|path| (setting.to_owned(), path)));
+    }
+    secret.extend(network.secrets.into_iter().filter_map(|secret| match secret.from {
+        SecretSource::File(path) => Some((format!("network.secret.{}", secret.name), path)),
+        SecretSource::Variable(_) => None,
+    }));
+    let mut trusted = vec![("runtimes.dir".to_owned(), effective.absolute("runtimes.dir")?)];
+    let config: Option<PathBuf> = effective.get("config")?;
+    trusted.extend(config.map(|path| ("config".to_owned(), path)));
+    Ok(PrivateFiles { secret, trusted })
 }
 
 impl Serve {
@@ -391,6 +416,12 @@ impl DialectLimits {
             max_contexts: effective.get(&key("max_contexts"))?,
             text_budget: effective.get(&key("text_budget"))?,
             shutdown_grace: effective.time(&key("shutdown_grace"))?,
+            persist: match settings::find(&key("persist")) {
+                Some(_) if effective.get(&key("persist"))? => {
+                    Some(Duration::from_secs(effective.get::<u64>(&key("persist_days"))? * 86_400))
+                }
+                _ => None,
+            },
         })
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::environment::Environment;
+use super::mounts;
 use super::settings::{Fallback, SETTINGS, Setting, ValueKind, find};
 
 /// The sources from which a configuration is made.
@@ -128,6 +129,10 @@ impl Effective {
         }
     }
 
+    pub(super) fn is_from_file(&self, key: &str) -> bool {
+        matches!(self.0[key].origin, Origin::File(_))
+    }
+
     pub(super) fn error(&self, key: &str, why: &str) -> ConfigError {
         self.error_in(key, "", why)
     }
@@ -154,9 +159,17 @@ pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
     }
     for (key, given) in &sources.flags {
         let Some((setting, name)) = find(key).and_then(|setting| Some((setting, setting.flag?.0))) else { continue };
-        if setting.kind != ValueKind::ConfigFile {
-            values.insert(setting.key, from_text(setting, given, Origin::Flag(name))?);
+        if setting.kind == ValueKind::ConfigFile {
+            continue;
         }
+        let mut given = from_text(setting, given, Origin::Flag(name))?;
+        // A flag adds to an array of tables and replaces every other value.
+        if let (ValueKind::Tables, Some(toml::Value::Array(more))) = (setting.kind, &mut given.value)
+            && let Some(toml::Value::Array(others)) = values.get(key).and_then(|others| others.value.clone())
+        {
+            more.splice(0..0, others);
+        }
+        values.insert(setting.key, given);
     }
     for (key, given) in &values {
         if let (Some(setting), Some(value)) = (find(key), &given.value) {
@@ -251,6 +264,11 @@ fn nearest(key: &str) -> Option<&'static str> {
 
 /// Parses a value that was given as one string, by a flag or a variable.
 fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<GivenValue, ConfigError> {
+    if setting.kind == ValueKind::Tables {
+        let wrong = |why| ConfigError::Value { key: setting.key.into(), origin: origin.clone(), why };
+        let table = mounts::from_flag(given).map_err(wrong)?;
+        return Ok(GivenValue { value: Some(toml::Value::Array(vec![table.into()])), origin });
+    }
     let value = match setting.kind {
         ValueKind::Text | ValueKind::OneOf(_) | ValueKind::ConfigFile => Some(toml::Value::String(given.into())),
         // The microsandbox wrapper writes lists as JSON.

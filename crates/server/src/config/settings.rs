@@ -38,7 +38,7 @@ pub enum ValueKind {
     Time(f64, f64),
     /// A table with keys that the operator chooses. It can only be given in the file, as a whole.
     Table,
-    /// An array of tables, written as `[[…]]` in the file.
+    /// An array of tables, written as `[[…]]` in the file. The one that has a flag is `mount`; each flag adds a table.
     Tables,
     /// The path of the configuration file, which therefore cannot be set in that file.
     ConfigFile,
@@ -78,7 +78,7 @@ impl Setting {
 
 /// Returns the settings of `[dialect.<id>]`. Their defaults are the rules of the dialect's realm.
 fn limits(dialect: &'static Dialect) -> Vec<Setting> {
-    let RealmConfig { max_timeout, max_background, .. } = (dialect.realm)();
+    let RealmConfig { max_timeout, max_background, unique_names, .. } = (dialect.realm)();
     let RealmConfig { realm, timeout, limits, pool_size, session_ttl, idle_timeout, max_contexts, text_budget, .. } =
         (dialect.realm)();
     let help = &dialect.limit_help;
@@ -117,6 +117,22 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
                 Time(1.0, 30.0 * DAY),
                 is(max_background.as_secs()),
                 "Longest timeout of a background run, and its timeout if it asks for none",
+            ),
+        ]);
+    }
+    if unique_names {
+        all.extend([
+            of(
+                "persist",
+                Switch,
+                Is("false"),
+                "Keep files and installed packages of named contexts beyond the end of the server; needs a server of root",
+            ),
+            of(
+                "persist_days",
+                Whole(1, 3650),
+                Is("30"),
+                "Days after its last use at which the workspace of a named context is deleted",
             ),
         ]);
     }
@@ -181,7 +197,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 74] = [
+const GENERAL: [Setting; 76] = [
     setting(
         "config",
         ConfigFile,
@@ -299,6 +315,20 @@ const GENERAL: [Setting; 74] = [
         "Browser of sandboxes: `auto` (Chromium, if this machine has it), `off`, or the path of a Chromium binary",
     )
     .env(&["SANDPOOL_BROWSER"]),
+    setting(
+        "mount",
+        Tables,
+        Unset,
+        "Directory of this machine that contexts see, read-only and at `/workspace/<name>` unless GUEST and `rw` say otherwise; the flag can be repeated; docs/mounts.md explains the keys",
+    )
+    .flag("mount", "HOST[:GUEST][:ro|rw]", &[]),
+    setting(
+        "workspace",
+        Text,
+        Unset,
+        "Directory of this machine that is `/workspace` of contexts, with their files and installed packages, also after a restart; short for a `mount` at `/workspace` with `rw`",
+    )
+    .flag("workspace", "DIR", &[]),
     setting(
         "network.default",
         Text,

@@ -15,7 +15,7 @@ A time is a number of seconds or a text such as `\"90s\"`, `\"10m\"`, `\"1h\"`. 
 
 /// Headings, what stands below them, and which keys are listed there.
 const SECTIONS: &[(&str, &str, &[&str])] = &[
-    ("General", "", &["floor", "keep_free_mb", "ready_max", "ready_memory_mb"]),
+    ("General", "", &["floor", "keep_free_mb", "mount", "ready_max", "ready_memory_mb", "workspace"]),
     ("Languages", "", &["runtimes."]),
     ("Network of sandboxes", "[network.md](network.md) explains policies and secrets.\n", &["network.", "size."]),
     ("The HTTP server", "", &["serve."]),

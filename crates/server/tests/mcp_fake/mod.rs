@@ -173,6 +173,7 @@ impl FakeEngine {
                 disk_inodes: 100_000,
             },
             isolation: sandbox::Isolation { level: sandbox::Level::Full, missing: Vec::new() },
+            mounts: Vec::new(),
             key: key(number),
         };
         let mut contexts = self.contexts.lock().unwrap();
@@ -570,6 +571,7 @@ fn nowhere() -> ContextInfo {
         size: None,
         limits: sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 },
         isolation: sandbox::Isolation { level: sandbox::Level::Full, missing: Vec::new() },
+        mounts: Vec::new(),
         key: key(0),
     }
 }

@@ -10,6 +10,7 @@ mod forked;
 mod hostile;
 mod interfaces;
 mod mask;
+mod mounts;
 mod packages;
 mod secrets;
 mod serve;

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use self::runtimes::{Found, Trial};
+use engine::op::SharedVolume;
 use sandbox::native::{DiskRoom, Fact, FactState, Mode, spawn_launcher};
 use sandbox::{Isolation, Level};
 use serde::Serialize;
 
 use super::{CommandEnv, CommandResult, Failed, block_on, output, wiring};
-use crate::config::{Config, DialectLimits};
+use crate::config::{Config, DialectLimits, MountConfig};
 
 /// Report each layer of isolation, runtime and limit of this machine: on or off, why, and what to do
 ///
@@ -59,7 +60,12 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
     let examination = launcher.survey(None, wiring::cgroups(&context.config))?;
     let (isolation, mut refusal) = match examination.outcome {
-        Ok(isolation) => (Some(isolation), None),
+        Ok(mut isolation) => {
+            if has_owners_uid(&context.config, examination.mode) {
+                isolation.level = isolation.level.min(Level::Reduced);
+            }
+            (Some(isolation), None)
+        }
         Err(error) => (None, Some(error.to_string())),
     };
     let floor = context.config.floor;
@@ -83,7 +89,7 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
         mode: examination.mode,
         limits: limits(&context.config, &examination.facts),
         disk: disk(&context.config, examination.mode),
-        layers: examination.facts,
+        layers: examination.facts.into_iter().chain(mounts(&context.config, examination.mode)).collect(),
         runtimes: facts,
         packages,
         network: network::facts(&context),
@@ -94,6 +100,37 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
 
 fn fact(layer: &str, state: FactState, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
     Fact { layer: layer.into(), state, why: why.into(), what_to_do: what_to_do.into() }
+}
+
+/// Returns whether contexts with mounts have the uid of this user on the host in place of a subordinate one.
+fn has_owners_uid(config: &Config, mode: Mode) -> bool {
+    mode == Mode::Sub && !config.mounts.is_empty()
+}
+
+/// Reports which directories of this machine contexts see, and what that means for their isolation.
+fn mounts(config: &Config, mode: Mode) -> Option<Fact> {
+    let shown = |mount: &MountConfig| {
+        let SharedVolume { host, inside, read_only } = &mount.volume;
+        format!(
+            "`{}` at `{}` {}",
+            host.display(),
+            inside.display(),
+            if *read_only { "ro" } else { "rw, without a quota" }
+        )
+    };
+    let all: Vec<String> = config.mounts.iter().map(shown).collect();
+    if all.is_empty() {
+        return None;
+    }
+    Some(match has_owners_uid(config, mode) {
+        false => fact("mounts", FactState::On, all.join(", "), ""),
+        true => fact(
+            "mounts",
+            FactState::Off,
+            format!("contexts that have {} are your own user on the host, and share it", all.join(", ")),
+            "start the server as root, or remove the mounts",
+        ),
+    })
 }
 
 /// Reports how much disk space is free for the volumes of sandboxes, and how much has to stay free.

@@ -1,0 +1,96 @@
+//! Workspaces that outlive their sandboxes: those of named contexts, in realms where the operator wants that. Each is a
+//! kept volume with a quota, an owner and a lifetime, and one sandbox at a time has it.
+
+use std::time::Duration;
+
+use sandbox::{BackendError, KeptVolume, KeptWorkspace, WORKSPACE_PREFIX, WorkspaceOwner};
+use text::unix_now;
+
+use crate::config::{KeptConfig, PACKAGES, WORKSPACE};
+use crate::engine::Inner;
+use crate::links::workspace_name;
+use crate::op::EngineError;
+use crate::provision::{Provisioner, Shape};
+use crate::registry::{LiveSandbox, SandboxFailure};
+use crate::tenancy::Tenancy;
+
+/// How long a context waits for its workspace while an earlier sandbox of it ends.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Message of the first run in a context whose workspace was there before.
+pub(crate) const OPENED_AGAIN: &str =
+    "[the context was opened again: variables are gone; files in /workspace and installed packages are kept]";
+
+pub(crate) fn is_workspace(volume: &str) -> bool {
+    volume.starts_with(WORKSPACE_PREFIX)
+}
+
+/// Returns the kept volume of a context with this name, if its workspace is to outlive its sandboxes. A mount in place
+/// of the workspace lasts anyway.
+pub(crate) fn volume_of(secret: &[u8; 32], tenancy: &Tenancy, context: &str) -> Option<KeptVolume> {
+    let (tenant, config) = (&tenancy.tenant.tenant, tenancy.config());
+    let KeptConfig { bytes, inodes, .. } = config.persist?;
+    let is_mounted = tenancy.mounts().any(|mount| mount.inside == std::path::Path::new(WORKSPACE));
+    if context.is_empty() || is_mounted {
+        return None;
+    }
+    let owner =
+        WorkspaceOwner { tenant: tenant.0.clone(), dialect: config.realm.0.into(), context: context.to_owned() };
+    let workspace = Some(KeptWorkspace { owner, packages: PACKAGES.into() });
+    Some(KeptVolume { name: workspace_name(secret, tenant, config.realm, context), bytes, inodes, workspace })
+}
+
+impl Inner {
+    /// Returns whether the workspace exists. A new one is refused if the tenant has as many as it may have contexts.
+    pub(crate) async fn has_workspace(&self, tenancy: &Tenancy, volume: &KeptVolume) -> Result<bool, EngineError> {
+        let failed = |error: BackendError| EngineError::CreateFailed(SandboxFailure::from(error).public);
+        let all = self.registry.backend().kept().await.map_err(failed)?;
+        if all.iter().any(|kept| kept.name == volume.name) {
+            return Ok(true);
+        }
+        let (owner, most) =
+            (volume.workspace.as_ref().map(|workspace| &workspace.owner), tenancy.config().max_contexts);
+        let is_own = |kept: &WorkspaceOwner| {
+            owner.is_some_and(|own| (&own.tenant, &own.dialect) == (&kept.tenant, &kept.dialect))
+        };
+        let own = all.iter().filter(|kept| kept.owner.as_ref().is_some_and(is_own)).count();
+        if own >= most {
+            return Err(EngineError::OverLimit { what: "kept workspaces", limit: most.to_string() });
+        }
+        Ok(false)
+    }
+
+    /// Deletes workspaces that were unused for too long. Those in use are refused by the back end.
+    pub(crate) async fn sweep_workspaces(&self, persist: KeptConfig) {
+        let backend = self.registry.backend();
+        let all = match backend.kept().await {
+            Ok(all) => all,
+            Err(error) => return tracing::warn!(%error, "cannot list the workspaces of contexts"),
+        };
+        let oldest = unix_now().saturating_sub(persist.stays.as_secs());
+        for volume in all.into_iter().filter(|volume| is_workspace(&volume.name) && volume.last_used < oldest) {
+            match backend.discard(&volume.name).await {
+                Ok(()) => tracing::info!("a workspace that was unused for too long is deleted"),
+                Err(error) => tracing::debug!(%error, "the workspace of a context cannot be deleted now"),
+            }
+        }
+    }
+}
+
+impl Provisioner {
+    /// Creates a sandbox, and waits if an earlier one has its workspace.
+    pub(crate) async fn create_with_workspace(
+        &self,
+        shape: &Shape,
+        first: Option<proto::Language>,
+    ) -> Result<std::sync::Arc<LiveSandbox>, SandboxFailure> {
+        let until = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            match self.create(shape, first).await {
+                Err(failure) if failure.in_use && tokio::time::Instant::now() < until => tokio::time::sleep(LOOK).await,
+                other => return other,
+            }
+        }
+    }
+}

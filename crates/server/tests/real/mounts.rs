@@ -1,0 +1,302 @@
+//! Directories of the host in contexts: over stdio, over HTTP with tenants, and with `sandpool run`.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+use testkit::client::Client;
+use testkit::http::{Account, Era, Mcp};
+
+use crate::serve::Serve;
+use crate::support::{StateDir, stdio_of};
+
+/// The owner of the directories, if the tests run as root: one that is not root may be mounted for writing.
+const OWNER: u32 = 4711;
+
+/// A directory with a file `f`.
+fn directory(state: &StateDir, name: &str) -> PathBuf {
+    let dir = state.0.join(name);
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("f"), format!("of {name}\n")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        [&dir, &dir.join("f")].iter().for_each(|path| chown(path, Some(OWNER), Some(OWNER)).unwrap());
+    }
+    dir
+}
+
+fn owner(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().uid()
+}
+
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+fn program(state: &StateDir, words: &[&str]) -> Command {
+    let config = state.0.join("sandpool.toml");
+    if !config.exists() {
+        std::fs::write(&config, "").unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    command.args(words).arg("--config").arg(config).arg("--state-dir").arg(state.0.join("state"));
+    command.env_remove("SANDPOOL_TEST_PYTHON").env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_HOSTILE");
+    command
+}
+
+#[test]
+fn a_project_is_read_changed_and_listed_over_stdio() {
+    let state = StateDir::new("mounts");
+    let (project, data) = (directory(&state, "project"), directory(&state, "data"));
+    std::fs::write(state.0.join("outside"), "outside\n").unwrap();
+    symlink("../outside", project.join("escape")).unwrap();
+    symlink(state.0.join("outside"), project.join("absolute")).unwrap();
+    // One relative to the working directory, one relative to the configuration file.
+    let mut command =
+        stdio_of("sandpool", &state.0, "[[mount]]\nhost = \"data\"\nguest = \"/data\"\naccess = \"rw\"\n");
+    command.args(["--mount", "project"]).current_dir(&state.0);
+    let mut client = Client::start(command);
+
+    let made = client.call("create_context", json!({ "name": "one" }));
+    assert_eq!(made.json()["mounts"], json!(["/data rw", "/workspace/project ro"]), "{}", made.0);
+    assert_eq!(made.field("note"), "No disk quota holds in /data: files there are the host's.");
+    assert_eq!(client.call("list_contexts", json!({})).json()["contexts"][0]["mounts"], made.json()["mounts"]);
+    let mut call = |tool: &str, mut arguments: Value| {
+        arguments["context"] = json!("one");
+        client.call(tool, arguments)
+    };
+    let code = "print(open('/workspace/project/f').read(), open('/data/f').read(), sep='', end='')
+open('/data/made', 'w').write('inside')
+open('/workspace/project/made', 'w')";
+    let ran = call("run_code", json!({ "code": code }));
+    assert_eq!(ran.field("stdout"), "of project\nof data\n", "{}", ran.0);
+    assert_eq!(
+        ran.json()["error"]["value"],
+        "[Errno 30] Read-only file system: '/workspace/project/made'",
+        "{}",
+        ran.0
+    );
+    assert_eq!(std::fs::read_to_string(data.join("made")).unwrap(), "inside");
+    assert_eq!(owner(&data.join("made")), owner(&data));
+    // What changes outside is seen inside, without a new context.
+    std::fs::write(project.join("f"), "changed\n").unwrap();
+    let read = call("read_file", json!({ "path": "project/f" }));
+    assert!(read.0.to_string().contains("changed"), "{}", read.0);
+    let written = call("write_file", json!({ "path": "project/new", "content": "x" }));
+    assert!(written.is_error() && !project.join("new").exists(), "{}", written.0);
+    let listed = call("list_files", json!({ "path": "project" }));
+    assert!(listed.0.to_string().contains("project/f"), "{}", listed.0);
+    // Symlinks that lead out on the host lead into the sandbox, for code and for the tools.
+    for path in ["project/escape", "project/absolute"] {
+        let read = call("read_file", json!({ "path": path }));
+        assert!(read.is_error() && !read.0.to_string().contains("outside\\n"), "{}", read.0);
+        let line = call("run_command", json!({ "command": format!("cat {path}") }));
+        assert!(line.is_error() && line.field("stdout").is_empty(), "{}", line.0);
+    }
+    assert!(client.finish().success());
+}
+
+/// Files and packages are there again after the server was ended, and the next answer says what is not.
+#[test]
+fn a_workspace_lasts_and_its_packages_too() {
+    let state = StateDir::new("workspace");
+    let project = directory(&state, "project");
+    let start = || {
+        let mut command = stdio_of("sandpool", &state.0, "");
+        command.args(["--workspace", "project"]).current_dir(&state.0);
+        Client::start(command)
+    };
+    let mut client = start();
+    let version = "import os, sys
+packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages'";
+    let install =
+        format!("{version}\nos.makedirs(packages)\nopen(packages + '/installed.py', 'w').write('x = 7')\nx = 1");
+    let first = client.call("run_code", json!({ "code": format!("{install}\nopen('made', 'w').write('kept')") }));
+    assert_eq!(first.json()["success"], true, "{}", first.0);
+    assert_eq!(std::fs::read_to_string(project.join("made")).unwrap(), "kept");
+    let installed = project.join(".sandpool/packages/lib");
+    assert!(installed.is_dir() && owner(&installed) == owner(&project));
+    assert!(client.finish().success());
+
+    let mut client = start();
+    let lost = client.call("run_code", json!({ "code": "print(open('made').read())\nx" }));
+    assert_eq!(
+        (lost.field("stdout"), &lost.json()["error"]["name"]),
+        ("kept\n".into(), &json!("NameError")),
+        "{}",
+        lost.0
+    );
+    let note = "This call made the context: it has no variables of earlier calls, but their files in /workspace, \
+                /tmp/.packages.";
+    assert_eq!(lost.field("note"), note, "{}", lost.0);
+    let found = client.call("run_code", json!({ "code": "import installed\ninstalled.x" }));
+    assert_eq!(found.field("result"), "7", "{}", found.0);
+    assert!(client.finish().success());
+}
+
+#[test]
+fn without_a_workspace_the_next_answer_says_that_all_is_gone() {
+    let state = StateDir::new("no-workspace");
+    let mut client = Client::start(stdio_of("sandpool", &state.0, ""));
+    let lost = client.call("run_code", json!({ "code": "x" }));
+    let note = "This call made the context: it has no variables, packages or files of earlier calls.";
+    assert_eq!(lost.field("note"), note, "{}", lost.0);
+    let again = client.call("run_code", json!({ "code": "x" }));
+    assert_eq!(again.json().get("note"), None, "once is enough: {}", again.0);
+    assert!(client.finish().success());
+}
+
+#[test]
+fn a_mount_in_place_of_the_workspace() {
+    let state = StateDir::new("mounts-workspace");
+    let project = directory(&state, "project");
+    let mut command = stdio_of("sandpool", &state.0, "");
+    command.arg("--mount").arg(format!("{}:/workspace:rw", project.display()));
+    let mut client = Client::start(command);
+    let written = client.call("write_file", json!({ "path": "d/new", "content": "by a tool" }));
+    assert!(!written.is_error(), "{}", written.0);
+    assert_eq!(std::fs::read_to_string(project.join("d/new")).unwrap(), "by a tool");
+    assert_eq!([owner(&project.join("d")), owner(&project.join("d/new"))], [owner(&project); 2]);
+    let ran = client.call("run_command", json!({ "command": "pwd; cat f d/new; ls -A" }));
+    assert_eq!(ran.field("stdout"), "/workspace\nof project\nby a tool.sandpool\nd\nf\n", "{}", ran.0);
+    let rows = client.call("list_contexts", json!({})).json();
+    let note = "No disk quota holds in /workspace, /tmp/.packages: files there are the host's.";
+    assert_eq!(rows["contexts"][0]["note"], note, "{rows}");
+    assert!(client.finish().success());
+}
+
+#[test]
+fn run_mounts_too() {
+    let state = StateDir::new("mounts-run");
+    directory(&state, "project");
+    let code = "print(open('project/f').read(), end='')";
+    let ran = program(&state, &["run", "--mount", "project", "-c", code]).current_dir(&state.0).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "of project\n", "{said}");
+}
+
+#[test]
+fn a_wrong_mount_is_refused_in_one_line_before_anything_starts() {
+    let state = StateDir::new("mounts-refused");
+    let own = state.0.join("state");
+    std::fs::create_dir_all(&own).unwrap();
+    directory(&state, "project");
+    let mut cases = vec![
+        (own.display().to_string(), "`state_dir`"),
+        ("/".into(), "is a part of the system"),
+        (format!("{}:/usr", state.0.join("project").display()), "is not a place for a mount"),
+    ];
+    if rustix::process::geteuid().is_root() {
+        let dir = state.0.join("roots");
+        std::fs::create_dir(&dir).unwrap();
+        cases.push((format!("{}:rw", dir.display()), "belongs to root"));
+    }
+    for (mount, why) in &cases {
+        for command in ["stdio", "serve", "run", "config"] {
+            let ended =
+                program(&state, &[command, "--mount", mount]).stdin(std::process::Stdio::null()).output().unwrap();
+            let said = String::from_utf8(ended.stderr).unwrap();
+            assert!(!ended.status.success() && said.contains(why), "{command} {mount}: {said}");
+            assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_sees_only_what_the_configuration_names_for_it() {
+    let state = Arc::new(StateDir::new("mounts-tenants"));
+    for name in ["blue", "all", "local"] {
+        directory(&state, name);
+    }
+    let token = |tenant: &str| format!("token-of-{tenant}");
+    let hash = |tenant: &str| text::hex(digest(&SHA256, token(tenant).as_bytes()).as_ref());
+    let entry = |tenant: &str| format!("[[tenant]]\nname = \"{tenant}\"\ntoken_sha256 = \"{}\"\n", hash(tenant));
+    let tenants = state.0.join("tenants");
+    std::fs::write(&tenants, ["blue", "green"].map(entry).concat()).unwrap();
+    std::fs::set_permissions(&tenants, Permissions::from_mode(0o600)).unwrap();
+    let tenants = ("SANDPOOL_TENANTS", tenants.to_str().unwrap());
+
+    // Where there are tenants, a mount has to name its own.
+    for (settings, why) in [
+        ("[[mount]]\nhost = \"blue\"", "does not say which tenants may use it"),
+        ("[[mount]]\nhost = \"blue\"\ntenants = [\"blu\"]", "there is no tenant `blu`"),
+    ] {
+        std::fs::write(state.0.join("sandpool.toml"), settings).unwrap();
+        let ended = program(&state, &["serve"]).envs([tenants]).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert!(!ended.status.success() && said.contains(why), "{said}");
+    }
+
+    let settings = "\n[[mount]]\nhost = \"blue\"\ntenants = [\"blue\"]\ndialects = [\"sandpool\"]\n\
+                    [[mount]]\nhost = \"all\"\ntenants = [\"*\"]\n[[mount]]\nhost = \"local\"\ntenants = [\"local\"]\n";
+    let server = Serve::with_settings(state.clone(), settings, &[tenants]);
+    let list = |tenant: &str, dialect: &str, tool: &str, arguments: Value| {
+        let account = Account { token: Some(token(tenant)), ..server.account() };
+        Mcp::new(&account, dialect, Era::Bare).good(tool, arguments)["stdout"].as_str().unwrap().to_owned()
+    };
+    let command = json!({ "command": "cat */f" });
+    assert_eq!(list("blue", "sandpool", "run_command", command.clone()), "of all\nof blue\n");
+    assert_eq!(list("green", "sandpool", "run_command", command), "of all\n");
+    let code = json!({ "code": "import glob; print(sorted(glob.glob('/workspace/*/f')))", "session_id": "s" });
+    assert_eq!(list("blue", "microsandbox", "execute_code", code), "['/workspace/all/f']\n");
+    assert!(server.finish().success());
+}
+
+#[test]
+fn a_named_context_persists_with_files_and_packages_until_it_is_removed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP: workspaces on disk need root");
+        return;
+    }
+    let state = StateDir::new("persist");
+    let start = || Client::start(stdio_of("sandpool", &state.0, "[dialect.sandpool]\npersist = true\ndisk_mb = 64\n"));
+    let workspaces = || {
+        let listed = program(&state, &["workspace", "list", "--json"]).output().unwrap();
+        serde_json::from_slice::<Value>(&listed.stdout).unwrap()
+    };
+    let mut client = start();
+    assert!(!client.call("create_context", json!({ "name": "notes" })).is_error());
+    let code = "import os, sys
+packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages'
+os.makedirs(packages)
+open(packages + '/installed.py', 'w').write('x = 7')
+open('made', 'w').write('kept')
+x = 1";
+    let ran = client.call("run_code", json!({ "code": code, "context": "notes" }));
+    assert_eq!(ran.json()["success"], true, "{}", ran.0);
+    let found = &workspaces()[0];
+    assert_eq!(found["owner"], json!({ "tenant": "local", "dialect": "sandpool", "context": "notes" }));
+    assert_eq!((&found["in_use"], &found["quota_bytes"]), (&json!(true), &json!(64 << 20)));
+    let refused = program(&state, &["workspace", "remove", "notes"]).output().unwrap();
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("a server has it open"));
+    // Two servers never have it at once.
+    let mut other = start();
+    let refused = other.call("create_context", json!({ "name": "notes" }));
+    assert!(refused.is_error() && refused.0.to_string().contains("another server has these files"), "{}", refused.0);
+    assert!(client.finish().success());
+
+    assert!(!other.call("create_context", json!({ "name": "notes" })).is_error());
+    let lost = other.call("run_code", json!({ "code": "print(open('made').read())\nx", "context": "notes" }));
+    assert_eq!(
+        (lost.field("stdout"), &lost.json()["error"]["name"]),
+        ("kept\n".into(), &json!("NameError")),
+        "{}",
+        lost.0
+    );
+    let note =
+        "[the context was opened again: variables are gone; files in /workspace and installed packages are kept]";
+    assert_eq!(lost.field("note"), note, "{}", lost.0);
+    let found = other.call("run_code", json!({ "code": "import installed\ninstalled.x", "context": "notes" }));
+    assert_eq!(found.field("result"), "7", "{}", found.0);
+    // One of another name has other files. A stop keeps them.
+    let new = other.call("run_code", json!({ "code": "import os\nset(os.listdir()) - {'downloads'}" }));
+    assert_eq!(new.field("result"), "{'.packages'}", "{}", new.0);
+    other.call("stop_context", json!({ "context": "notes" }));
+    assert!(!other.call("create_context", json!({ "name": "notes" })).is_error());
+    let read = other.call("read_file", json!({ "path": "made", "context": "notes" }));
+    assert!(read.0.to_string().contains("kept"), "{}", read.0);
+    assert!(other.finish().success());
+    assert_eq!(workspaces().as_array().unwrap().len(), 2);
+    assert!(program(&state, &["workspace", "remove", "notes"]).output().unwrap().status.success());
+    assert_eq!(workspaces()[0]["owner"]["context"], "default");
+}
