@@ -364,16 +364,11 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     }
     if is_disk_full(ran) {
         let limit = ran.context.limits.disk_bytes >> 20;
-<<<<<<< HEAD
-        let sentence =
-            format!("The disk of the context has at most {limit} MB and a limited number of files, /dev/shm half of the memory: delete files.");
-=======
         let mut sentence =
             format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
         if ran.context.mounts.iter().any(|mount| !mount.read_only) {
             sentence.push_str(" A mounted directory has what is free on the host.");
         }
->>>>>>> mounts
         add_lines(&mut note, &sentence);
     }
     let note = note.trim_end();
