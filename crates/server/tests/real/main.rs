@@ -7,6 +7,7 @@ mod data;
 mod document;
 mod everyday;
 mod forked;
+mod host_ports;
 mod hostile;
 mod interfaces;
 mod mask;
