@@ -281,7 +281,7 @@ async fn unless_cancelled<T: Send + 'static>(
 }
 
 /// Message that says how the operator can turn the network on.
-const NETWORK_OFF: &str =
+pub(crate) const NETWORK_OFF: &str =
     "the operator gives sandboxes none; `network.default` in sandpool.toml or `--network-allow` changes that";
 
 impl OpContext {

@@ -14,6 +14,7 @@ mod browser;
 mod contexts;
 mod errors;
 mod files;
+mod network;
 mod page;
 mod runs;
 

@@ -11,11 +11,11 @@ use serde_json::Value;
 use text::clipped;
 
 use super::errors::{invalid, sentence};
-use super::target;
+use super::{network, target};
 use crate::args::{self, Argument, Timeout, Whole, args};
 use crate::operation::{self, RunReply};
 use crate::output::{output, unless_empty};
-use crate::shared::run::{RunWording, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded};
+use crate::shared::run::{RunWording, command_ending, ending, exit_code, picture, pictures, succeeded};
 use crate::shared::{TEXT_BUDGET, add_lines};
 use crate::{Answer, ArgError, Block, FieldKind, Lowering, Options, RenderInput, Reply};
 
@@ -278,30 +278,30 @@ fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<Strin
     let pictures = pictures(&ran);
     let (truncated, links) = cuts(input, &ran);
     let note = note(&ran, what, run.is_some());
-    let mut stderr = std::mem::take(&mut ran.stderr.text);
-    add_denied(&mut stderr, &ran);
+    let denied = std::mem::take(&mut ran.denied);
+    let brief = |text: String| network::shortened(text, &denied);
     let object = Run {
         success: Some(success),
         execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
         status: status(&ran.end),
         exit_code: status_code(&ran.end, what),
-        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&text, TEXT_BUDGET).into_owned()),
+        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&brief(text), TEXT_BUDGET).into_owned()),
         displays: unless_empty(displays(&ran.displays)),
         variables_kept: if what == RunKind::Code { variables_kept(&ran.end) } else { None },
         late_output: late(&ran),
         error: ran.error.map(|error| ErrorOutput {
             name: error.name,
-            value: clipped(&error.value, TEXT_BUDGET).into_owned(),
-            traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
+            value: clipped(&brief(error.value), TEXT_BUDGET).into_owned(),
+            traceback: clipped(&brief(error.text), TEXT_BUDGET).into_owned(),
         }),
         truncated: unless_empty(truncated),
-        denied: unless_empty(ran.denied),
         note,
         context: Some(ran.context.id),
         context_created: ran.created.then_some(true),
         run,
-        stdout: Some(ran.stdout.text),
-        stderr: Some(stderr),
+        stdout: Some(brief(ran.stdout.text)),
+        stderr: Some(brief(ran.stderr.text)),
+        denied: unless_empty(denied),
         output: None,
         cursor: None,
     };
@@ -363,6 +363,9 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         let limit = ran.context.limits.disk_bytes >> 20;
         let sentence =
             format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
+        add_lines(&mut note, &sentence);
+    }
+    if let Some(sentence) = network::off(ran) {
         add_lines(&mut note, &sentence);
     }
     let note = note.trim_end();

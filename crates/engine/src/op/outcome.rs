@@ -153,6 +153,8 @@ pub struct Ran {
     pub notice: Option<String>,
     /// Denials of the network during the run, one sentence each.
     pub denied: Vec<String>,
+    /// The reason why the sandbox has no network, if it has none.
+    pub network_off: Option<&'static str>,
     pub end: RunOutcome,
     /// Duration of the cell or command as the guest measured it, but never more than the host measured.
     pub duration: Duration,
@@ -174,6 +176,7 @@ impl Ran {
             strays: None,
             notice: None,
             denied: Vec::new(),
+            network_off: None,
             end,
             duration: Duration::ZERO,
         }

@@ -11,6 +11,7 @@ mod host_ports;
 mod hostile;
 mod interfaces;
 mod mask;
+mod offline;
 mod packages;
 mod secrets;
 mod serve;
