@@ -316,7 +316,7 @@ fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &LiveSandbox) 
         proto::GuestFailure::InvalidPath => EngineError::InvalidPath { path, why: crate::registry::one_line(&message) },
         proto::GuestFailure::NotFound => EngineError::FileNotFound(path),
         proto::GuestFailure::TooLarge => EngineError::FileTooLarge { path, limit },
-        proto::GuestFailure::NoSpace => EngineError::NoSpace,
+        proto::GuestFailure::NoSpace => EngineError::NoSpace { disk_bytes: sandbox.disk_bytes() },
         proto::GuestFailure::Kernel
         | proto::GuestFailure::Busy
         | proto::GuestFailure::Browser

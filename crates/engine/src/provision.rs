@@ -17,8 +17,6 @@ use crate::tenancy::Tenancy;
 
 /// Id of the first kernel of a sandbox.
 pub(crate) const FIRST_KERNEL: KernelId = 1;
-/// Variables with the number of times that pip and npm try a download again.
-const NO_RETRIES: [&str; 2] = ["PIP_RETRIES", "npm_config_fetch_retries"];
 const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The properties in which one sandbox differs from another.
@@ -121,11 +119,7 @@ impl Provisioner {
 
     /// Returns the additional environment variables that every program in this sandbox needs.
     pub(crate) async fn env_of(&self, sandbox: &LiveSandbox) -> BTreeMap<String, String> {
-        match self.setup(sandbox.egress_spec()).await {
-            Some(setup) => setup.env.clone(),
-            // Without a network, installers fail at once instead of trying again for more than a minute.
-            None => NO_RETRIES.map(|name| (name.to_owned(), "0".to_owned())).into(),
-        }
+        self.setup(sandbox.egress_spec()).await.map(|setup| setup.env.clone()).unwrap_or_default()
     }
 
     /// Starts the first kernel of a sandbox and returns the sandbox. On failure nothing is left of it.

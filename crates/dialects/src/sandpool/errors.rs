@@ -29,6 +29,11 @@ pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     failure(sentence(error)).into()
 }
 
+/// Names the limits of a disk on which a run or a write found no space.
+pub(super) fn disk_full(disk_bytes: u64) -> String {
+    format!("The disk of the context has {} MB, and /dev/shm half of the memory: delete files.", disk_bytes >> 20)
+}
+
 /// Says what happened and what to do next.
 pub(super) fn sentence(error: &EngineError) -> String {
     use EngineError as E;
@@ -96,7 +101,7 @@ pub(super) fn sentence(error: &EngineError) -> String {
             "{} is over the limit of {limit} bytes for one call; read or write it in parts with run_code.",
             shown(path)
         ),
-        E::NoSpace => "No space is left in the context; delete files with run_command first.".into(),
+        E::NoSpace { disk_bytes } => format!("No space is left. {}", disk_full(*disk_bytes)),
         E::Cancelled => "Cancelled by the client.".into(),
         E::Sandbox(why) => format!(
             "The sandbox failed: {why}. Whether variables were kept is unknown: try again, or make a new context with \

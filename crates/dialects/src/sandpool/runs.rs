@@ -10,7 +10,7 @@ use engine::op::{
 use serde_json::Value;
 use text::clipped;
 
-use super::errors::{invalid, sentence};
+use super::errors::{disk_full, invalid, sentence};
 use super::{network, target};
 use crate::args::{self, Argument, Timeout, Whole, args};
 use crate::operation::{self, RunReply};
@@ -360,10 +360,7 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         add_lines(&mut note, &sentence);
     }
     if is_disk_full(ran) {
-        let limit = ran.context.limits.disk_bytes >> 20;
-        let sentence =
-            format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
-        add_lines(&mut note, &sentence);
+        add_lines(&mut note, &disk_full(ran.context.limits.disk_bytes));
     }
     if let Some(sentence) = network::off(ran) {
         add_lines(&mut note, &sentence);

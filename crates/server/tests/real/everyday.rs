@@ -60,5 +60,7 @@ fn commands_run_in_bash_and_a_full_disk_names_its_limit() {
     assert_eq!(code.field("note"), full, "{}", code.0);
     let line = command(&mut client, "head -c 100M /dev/zero > y");
     assert_eq!(line.field("note"), format!("The command exited with code 1.\n{full}"), "{}", line.0);
+    let file = client.call("write_file", json!({ "path": "z", "content": "x".repeat(1 << 20) }));
+    assert!(file.is_error() && file.0.to_string().contains(&format!("No space is left. {full}")), "{}", file.0);
     assert!(client.finish().success());
 }
