@@ -13,6 +13,7 @@ mod interfaces;
 mod mask;
 mod offline;
 mod packages;
+mod run;
 mod secrets;
 mod serve;
 mod support;
