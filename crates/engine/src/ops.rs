@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::context::{Context, ContextLease, ContextState, NewContextNotice};
 use crate::engine::{Inner, panicked};
 use crate::keyed::Turn;
-use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target};
+use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target, Waiting};
 use crate::provision::{FIRST_KERNEL, Shape};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::stock::SandboxKind;
@@ -200,7 +200,7 @@ impl OpContext {
             Err(_) => {
                 let _queued = self.enqueue()?;
                 let over = (&context.gone, context.not_found());
-                let why = || "the sandbox of this context is being made".into();
+                let why = || Waiting::Other("the sandbox of this context is being made".into());
                 let next = async {
                     tokio::select! {
                         biased;

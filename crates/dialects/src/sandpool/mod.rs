@@ -45,6 +45,7 @@ pub static DIALECT: Dialect = Dialect {
     realm,
     limit_help: LIMIT_HELP,
     startup: crate::plain_startup,
+    waiting: errors::waiting,
     server_name: "sandpool",
     default_lang: Lang::En,
     tools: &[

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use engine::op::{
     Command, Ended, EngineError, Environment, Language, MimeBundle, Network, Ran, RunCode, RunCommand, RunInfo,
-    RunOutcome, RunProgress,
+    RunOutcome, RunProgress, Waiting,
 };
 use serde_json::Value;
 use text::clipped;
 
-use super::errors::{disk_full, invalid, sentence};
+use super::errors::{disk_full, ends, invalid, sentence};
 use super::{network, target};
 use crate::args::{self, Argument, Timeout, Whole, args};
 use crate::operation::{self, RunReply};
@@ -239,9 +239,9 @@ fn not_run(error: &EngineError, run: Option<String>) -> Answer {
 }
 
 fn begun(started: RunInfo) -> Answer {
-    let waits = if started.queued { "It waits for an earlier run of its language in this context. " } else { "" };
+    let waits = started.queued.as_ref().map(|waiting| format!("{} ", waits(waiting))).unwrap_or_default();
     Answer::json(&Run {
-        status: if started.queued { "queued" } else { "running" },
+        status: if started.queued.is_some() { "queued" } else { "running" },
         note: Some(format!(
             "{waits}Call wait_run with run {} for its output and result; cancel_run stops it.",
             started.run
@@ -253,14 +253,24 @@ fn begun(started: RunInfo) -> Answer {
     })
 }
 
+/// Says what a background run waits for.
+fn waits(waiting: &Waiting) -> String {
+    match waiting {
+        Waiting::Run { run, .. } => format!("It waits: {waiting} ({}).", ends(run)),
+        other => format!("It waits: {other}."),
+    }
+}
+
 fn goes_on(progress: RunProgress) -> Answer {
-    let state = if progress.queued { "It waits for an earlier run" } else { "It still runs" };
-    let mut note = format!("{state}: call wait_run again with this cursor.");
+    let mut note = match &progress.queued {
+        Some(waiting) => format!("{} Call wait_run again with this cursor.", waits(waiting)),
+        None => "It still runs: call wait_run again with this cursor.".into(),
+    };
     if progress.dropped > 0 {
         note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
     }
     Answer::json(&Run {
-        status: if progress.queued { "queued" } else { "running" },
+        status: if progress.queued.is_some() { "queued" } else { "running" },
         note: Some(note),
         context: Some(progress.context_id),
         run: Some(progress.run),

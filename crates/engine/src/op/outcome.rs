@@ -5,7 +5,7 @@ use std::time::Duration;
 use proto::{Ended, FileEntry, Language, MimeBundle, browser};
 use sandbox::SharedVolume;
 
-use super::{EngineError, Size};
+use super::{EngineError, Size, Waiting};
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
@@ -85,8 +85,8 @@ pub struct StoppedContext {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunInfo {
     pub run: String,
-    /// True if the run waits for others.
-    pub queued: bool,
+    /// What the run waits for, if it has not begun.
+    pub queued: Option<Waiting>,
     pub context: ContextInfo,
     pub created: bool,
 }
@@ -97,8 +97,8 @@ pub struct RunProgress {
     pub context_id: String,
     /// True for a command, false for code.
     pub command: bool,
-    /// True if the run has not begun because it waits for others.
-    pub queued: bool,
+    /// What the run waits for, if it has not begun.
+    pub queued: Option<Waiting>,
     /// Start of the run in seconds since 1970.
     pub started_at: u64,
     /// End of the run in seconds since 1970, once it has ended.

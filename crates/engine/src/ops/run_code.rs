@@ -137,6 +137,9 @@ impl OpContext {
             }
             RunInput::Command(_) => None,
         };
+        if let Some(record) = record {
+            record.wait_for(turn.clone());
+        }
         let admission = self.admit(call, resolved, turn.clone(), record.map(|record| record.id.clone()));
         if run.background || !self.tenancy.config().waiting_counts {
             return Ok((admission.await?, Duration::ZERO));

@@ -349,7 +349,7 @@ impl FakeEngine {
         let end = ran.map(|ran| Box::new(Ran { context: context.clone(), created, ..ran }));
         let mut runs = self.runs.lock().unwrap();
         runs.push(Background { context: context.clone(), command, ends, cancelled: false, end });
-        Outcome::Started(RunInfo { run: format!("run-{}", runs.len()), queued: false, context, created })
+        Outcome::Started(RunInfo { run: format!("run-{}", runs.len()), queued: None, context, created })
     }
 
     fn with_run<T>(&self, id: &str, f: impl FnOnce(&mut Background) -> T) -> Result<T, EngineError> {
@@ -370,7 +370,7 @@ impl FakeEngine {
             })?;
             if ended || until <= Instant::now() {
                 return Ok(Outcome::Progress(RunProgress {
-                    queued: false,
+                    queued: None,
                     run,
                     context_id,
                     command,

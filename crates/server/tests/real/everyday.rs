@@ -1,6 +1,6 @@
 //! What people and models do first with the default dialect.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::client::{Client, ToolResult};
 
 use crate::support::{StateDir, assert_no_traces, stdio_of};
@@ -62,5 +62,31 @@ fn commands_run_in_bash_and_a_full_disk_names_its_limit() {
     assert_eq!(line.field("note"), format!("The command exited with code 1.\n{full}"), "{}", line.0);
     let file = client.call("write_file", json!({ "path": "z", "content": "x".repeat(1 << 20) }));
     assert!(file.is_error() && file.0.to_string().contains(&format!("No space is left. {full}")), "{}", file.0);
+    assert!(client.finish().success());
+}
+
+/// A call that has to wait says what it waits for, since when, and how to end that.
+#[test]
+fn a_call_that_waits_says_for_what_and_how_to_cancel_it() {
+    let state = StateDir::new("waits");
+    let mut client = start(&state);
+    let sleeping = json!({ "code": "import time\nprint('begun', flush=True)\ntime.sleep(600)", "background": true });
+    let run = client.call("run_code", sleeping).field("run");
+    let (waits, ends) =
+        (format!("the background run {run} has been running in this context for "), format!("cancel_run with run {run} ends it"));
+    let queued = client.call("run_code", json!({ "code": "1", "background": true }));
+    assert_eq!(queued.json()["status"], "queued", "{}", queued.0);
+    let note = queued.field("note");
+    assert!(note.contains(&waits) && note.contains(&ends), "{note}");
+    let still = client.call("wait_run", json!({ "run": queued.field("run"), "wait": 0 }));
+    assert!(still.field("note").contains(&waits), "{}", still.0);
+
+    let call = json!({ "name": "run_code", "arguments": { "code": "2" }, "_meta": { "progressToken": "t" } });
+    let waiting = client.begin("tools/call", call);
+    let said = format!("This call waits: {waits}");
+    let says = |note: &Value| note["params"]["message"].as_str().is_some_and(|text| text.contains(&said) && text.contains(&ends));
+    client.wait_until("the call says that it waits", |client| client.notifications.iter().any(says));
+    client.call("cancel_run", json!({ "run": run }));
+    assert_eq!(client.wait_call(waiting).field("result"), "2");
     assert!(client.finish().success());
 }
