@@ -62,7 +62,7 @@ async fn a_command_sees_interpreters_first_in_its_path_and_the_files_of_cells() 
         ..Default::default()
     };
     let runtimes =
-        engine::Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: vec![] };
+        engine::Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: vec![], links: vec![] };
     let backend_again = std::sync::Arc::new(backend.clone());
     let engine = engine::Engine::start(config(), runtimes, backend_again).await.unwrap();
     let id = create(&engine, "a").await;

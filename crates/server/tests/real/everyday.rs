@@ -90,3 +90,38 @@ fn a_call_that_waits_says_for_what_and_how_to_cancel_it() {
     assert_eq!(client.wait_call(waiting).field("result"), "2");
     assert!(client.finish().success());
 }
+
+/// The runtime lies in the user's home, whose path has the user's name in it.
+#[test]
+fn tracebacks_show_no_path_of_the_host() {
+    let state = StateDir::new("paths");
+    let mut client = start(&state);
+    let failed = client.call("run_code", json!({ "code": "from pandas import nothing_at_all" }));
+    let command = command(&mut client, "python3 -c 'import pandas; pandas.DataFrame()[1]'");
+    let shown = [failed.0.to_string(), command.0.to_string()];
+    for text in &shown {
+        assert!(text.contains("/opt/sandpool/runtime/lib/python3"), "{text}");
+        assert!(!text.contains("/runtimes/python-"), "{text}");
+    }
+    let installed = client.call("run_command", json!({ "command": "command -v python3 pip && pip --version" }));
+    assert!(installed.field("stdout").starts_with("/opt/sandpool/runtime/bin/python3\n"), "{}", installed.0);
+    assert_eq!(installed.json()["status"], "ok", "{}", installed.0);
+    assert!(client.finish().success());
+}
+
+#[test]
+fn named_imports_find_what_a_commonjs_package_assigns_in_a_loop() {
+    let state = StateDir::new("imports");
+    let mut client = start(&state);
+    let package = "const all = function () {}; for (const name of ['chunk']) all[name] = (list) => [list]; module.exports = all;";
+    let made = command(&mut client, &format!("mkdir -p node_modules/looped && echo \"{package}\" > node_modules/looped/index.js"));
+    assert_eq!(made.json()["status"], "ok", "{}", made.0);
+    for (language, code) in [
+        ("javascript", "import { chunk } from 'looped'\nJSON.stringify(chunk([1]))"),
+        ("typescript", "import looped, { chunk as c } from 'looped'\nconst made: number[][] = c([1]); JSON.stringify([made, typeof looped])"),
+    ] {
+        let ran = client.call("run_code", json!({ "code": code, "language": language }));
+        assert!(ran.field("result").contains("[[1]]"), "{}", ran.0);
+    }
+    assert!(client.finish().success());
+}
