@@ -49,7 +49,8 @@ fn renamed(url: &str, from: &str, to: &str) -> Option<String> {
     let rest = url[scheme.len()..].strip_prefix(from)?;
     let (authority, _) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let port = authority.strip_prefix(':').unwrap_or(authority);
-    let has_only_port = port.bytes().all(|b| b.is_ascii_digit()) && (authority.is_empty() || authority.starts_with(':'));
+    let has_only_port =
+        port.bytes().all(|b| b.is_ascii_digit()) && (authority.is_empty() || authority.starts_with(':'));
     has_only_port.then(|| format!("{scheme}{to}{rest}"))
 }
 
@@ -66,7 +67,10 @@ mod tests {
     #[test]
     fn only_the_host_of_a_url_is_renamed() {
         for (url, expected) in [
-            ("http://localhost:3000/a?b=http://localhost", Some("http://host.sandpool.internal:3000/a?b=http://localhost")),
+            (
+                "http://localhost:3000/a?b=http://localhost",
+                Some("http://host.sandpool.internal:3000/a?b=http://localhost"),
+            ),
             ("https://localhost", Some("https://host.sandpool.internal")),
             ("http://localhost?x", Some("http://host.sandpool.internal?x")),
             ("http://localhost.evil.test:3000/", None),

@@ -125,8 +125,9 @@ fn host(text: &str) -> Result<Host, String> {
     if text.contains('*') {
         return Err("has a `*` that is not its first label".into());
     }
-    Host::parse(text)
-        .map_err(|why| format!("is none of a name, `*.name`, an address, a network, `public`, `packages`, `host:port`, `*`: {why}"))
+    Host::parse(text).map_err(|why| {
+        format!("is none of a name, `*.name`, an address, a network, `public`, `packages`, `host:port`, `*`: {why}")
+    })
 }
 
 /// Splits `name:port` and `[::1]:port`. A bare IPv6 address keeps all its colons.

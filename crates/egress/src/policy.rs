@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::{address, loopback};
 use crate::pattern::Pattern;
 use crate::target::{Host, Target};
+use crate::{address, loopback};
 
 /// Ports that an entry of `allow` opens if neither the entry nor its table names one. Port 25 is deliberately absent.
 const USUAL_PORTS: [u16; 2] = [80, 443];

@@ -193,7 +193,8 @@ fn a_port_of_this_host_has_to_be_named_by_every_table() {
         for address in loopback::ADDRESSES {
             let address = SocketAddr::new(address, port).to_string();
             assert_eq!(connected(&[&open], &host(port), &address), Ok(()));
-            let others = Table { private: strings(&["*"]), ..table("wide", &["*:*", "public:*", "*.sandpool.internal:*"]) };
+            let others =
+                Table { private: strings(&["*"]), ..table("wide", &["*:*", "public:*", "*.sandpool.internal:*"]) };
             assert!(connected(&[&open, &others], &host(port), &address).is_err(), "the other table names no port");
             assert!(connected(&[&open], "a.test:3000", &address).is_err(), "another name that leads there");
         }

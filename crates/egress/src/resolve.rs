@@ -12,8 +12,8 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use crate::dns::{LookupError, System};
-use crate::{lock, loopback};
 use crate::target::Host;
+use crate::{lock, loopback};
 
 /// Timeout of a look-up, including the wait for its permits.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);

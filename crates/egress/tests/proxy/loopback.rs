@@ -26,10 +26,14 @@ async fn a_request_arrives_as_one_of_the_hosts_own_browser() {
     let local = format!("http://localhost:{port}");
     assert_eq!(
         heard.texts(),
-        [format!("GET /a HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: {local}\r\nReferer: {local}/form?x={own}\r\n\r\n")]
+        [format!(
+            "GET /a HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: {local}\r\nReferer: {local}/form?x={own}\r\n\r\n"
+        )]
     );
     // What another page causes still says so.
-    place.ask(&format!("POST {own}/b HTTP/1.1\r\nHost: x\r\nOrigin: https://evil.test\r\nContent-Length: 0\r\n\r\n")).await;
+    place
+        .ask(&format!("POST {own}/b HTTP/1.1\r\nHost: x\r\nOrigin: https://evil.test\r\nContent-Length: 0\r\n\r\n"))
+        .await;
     assert!(heard.texts()[1].contains("Origin: https://evil.test\r\n"), "{:?}", heard.texts());
 }
 
@@ -164,7 +168,8 @@ async fn nothing_else_of_the_host_is_reached_by_any_name() {
     }
     // The open port has no second name either.
     for name in ["a.test", "localhost", "127.0.0.1"] {
-        let answer = place.ask(&format!("GET http://{name}:{open}/ HTTP/1.1\r\nHost: {HOST_NAME}:{open}\r\n\r\n")).await;
+        let answer =
+            place.ask(&format!("GET http://{name}:{open}/ HTTP/1.1\r\nHost: {HOST_NAME}:{open}\r\n\r\n")).await;
         assert_eq!(answer.status, 403, "{name}");
     }
     assert_eq!(heard.connections(), 0);

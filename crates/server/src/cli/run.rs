@@ -11,8 +11,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use engine::op::{
-    ContextSelector, Ended, Environment, FileOwner, Language, MimeBundle, Network, NewContext, Ran, RunCode, RunCommand,
-    RunOutcome, Stream, Target,
+    ContextSelector, Ended, Environment, FileOwner, Language, MimeBundle, Network, NewContext, Ran, RunCode,
+    RunCommand, RunOutcome, Stream, Target,
 };
 use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
 use runtimes::{Progress, RuntimeConfig};
@@ -72,13 +72,7 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     block_on(run(args, context, native, program, given))
 }
 
-async fn run(
-    args: Args,
-    context: CommandEnv,
-    native: Native,
-    program: Program,
-    given: GivenFiles,
-) -> CommandResult {
+async fn run(args: Args, context: CommandEnv, native: Native, program: Program, given: GivenFiles) -> CommandResult {
     let signals = Signals::listen()?;
     let (progress, _watch) = Progress::new();
     let config = &context.config;
@@ -135,8 +129,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn run(&self, engine: &Engine, interrupt: &CancellationToken) -> Result<Ran, Failed> {
-        let quiet =
-            Call { cancel: interrupt.clone(), ..wiring::call_of(Tenant::local(), engine.config().pool_realm) };
+        let quiet = Call { cancel: interrupt.clone(), ..wiring::call_of(Tenant::local(), engine.config().pool_realm) };
         let create = Op::CreateContext(NewContext::named("run", self.program.language.of_context()));
         let Outcome::Created(made) = engine.execute(&quiet, create).await? else {
             return Err(Failed("the engine created no context".into()));
@@ -192,9 +185,7 @@ impl Job<'_> {
                 network: Network::Usual,
                 background: false,
             }),
-            None => {
-                Op::RunCode(RunCode { timeout: self.timeout, ..RunCode::new(target, self.program.code.clone()) })
-            }
+            None => Op::RunCode(RunCode { timeout: self.timeout, ..RunCode::new(target, self.program.code.clone()) }),
         };
         let ran = execute(engine, &call, op).await;
         drop(call);
@@ -225,7 +216,8 @@ fn show(ran: &Ran, language: ProgramLanguage) {
         output::error(error.text.trim_end());
     }
     // The exit code of a command is also the exit code of this one.
-    let exited = matches!(ran.end, RunOutcome::Ended { how: Ended::Exited { .. } }) && language == ProgramLanguage::Bash;
+    let exited =
+        matches!(ran.end, RunOutcome::Ended { how: Ended::Exited { .. } }) && language == ProgramLanguage::Bash;
     if let Some(ending) = how_it_ended(&ran.end).filter(|_| !exited) {
         output::error(&format!("sandpool: {ending}"));
     }

@@ -191,7 +191,9 @@ fn hosts(effective: &Effective) -> Result<BTreeMap<String, IpAddr>, ConfigError>
             return Err(wrong("not the name of a host"));
         }
         if name.eq_ignore_ascii_case(egress::HOST_NAME) {
-            return Err(wrong("this name is reserved: it stands for this host, whose ports `host:<port>` in `allow` opens"));
+            return Err(wrong(
+                "this name is reserved: it stands for this host, whose ports `host:<port>` in `allow` opens",
+            ));
         }
         let address = value.as_str().and_then(|text| text.parse().ok());
         hosts

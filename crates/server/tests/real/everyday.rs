@@ -72,8 +72,10 @@ fn a_call_that_waits_says_for_what_and_how_to_cancel_it() {
     let mut client = start(&state);
     let sleeping = json!({ "code": "import time\nprint('begun', flush=True)\ntime.sleep(600)", "background": true });
     let run = client.call("run_code", sleeping).field("run");
-    let (waits, ends) =
-        (format!("the background run {run} has been running in this context for "), format!("cancel_run with run {run} ends it"));
+    let (waits, ends) = (
+        format!("the background run {run} has been running in this context for "),
+        format!("cancel_run with run {run} ends it"),
+    );
     let queued = client.call("run_code", json!({ "code": "1", "background": true }));
     assert_eq!(queued.json()["status"], "queued", "{}", queued.0);
     let note = queued.field("note");
@@ -84,7 +86,9 @@ fn a_call_that_waits_says_for_what_and_how_to_cancel_it() {
     let call = json!({ "name": "run_code", "arguments": { "code": "2" }, "_meta": { "progressToken": "t" } });
     let waiting = client.begin("tools/call", call);
     let said = format!("This call waits: {waits}");
-    let says = |note: &Value| note["params"]["message"].as_str().is_some_and(|text| text.contains(&said) && text.contains(&ends));
+    let says = |note: &Value| {
+        note["params"]["message"].as_str().is_some_and(|text| text.contains(&said) && text.contains(&ends))
+    };
     client.wait_until("the call says that it waits", |client| client.notifications.iter().any(says));
     client.call("cancel_run", json!({ "run": run }));
     assert_eq!(client.wait_call(waiting).field("result"), "2");
@@ -113,12 +117,19 @@ fn tracebacks_show_no_path_of_the_host() {
 fn named_imports_find_what_a_commonjs_package_assigns_in_a_loop() {
     let state = StateDir::new("imports");
     let mut client = start(&state);
-    let package = "const all = function () {}; for (const name of ['chunk']) all[name] = (list) => [list]; module.exports = all;";
-    let made = command(&mut client, &format!("mkdir -p node_modules/looped && echo \"{package}\" > node_modules/looped/index.js"));
+    let package =
+        "const all = function () {}; for (const name of ['chunk']) all[name] = (list) => [list]; module.exports = all;";
+    let made = command(
+        &mut client,
+        &format!("mkdir -p node_modules/looped && echo \"{package}\" > node_modules/looped/index.js"),
+    );
     assert_eq!(made.json()["status"], "ok", "{}", made.0);
     for (language, code) in [
         ("javascript", "import { chunk } from 'looped'\nJSON.stringify(chunk([1]))"),
-        ("typescript", "import looped, { chunk as c } from 'looped'\nconst made: number[][] = c([1]); JSON.stringify([made, typeof looped])"),
+        (
+            "typescript",
+            "import looped, { chunk as c } from 'looped'\nconst made: number[][] = c([1]); JSON.stringify([made, typeof looped])",
+        ),
     ] {
         let ran = client.call("run_code", json!({ "code": code, "language": language }));
         assert!(ran.field("result").contains("[[1]]"), "{}", ran.0);

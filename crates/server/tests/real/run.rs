@@ -28,18 +28,23 @@ fn a_program_gets_arguments_and_standard_input_in_every_language() {
     let (out, err, status) = printed(&run(&state, "one\ntwo", &["-c", code, "--", "a", "-b 'c'"]));
     assert_eq!((out.as_str(), status), ("['a', \"-b 'c'\"] one\ntwo\n", Some(0)), "{err}");
     assert_eq!(err, "", "nothing but the program writes");
-    let code = "import { readFileSync } from 'node:fs'\nconsole.log(process.argv.slice(2).join('|'), readFileSync(0, 'utf8'))";
+    let code =
+        "import { readFileSync } from 'node:fs'\nconsole.log(process.argv.slice(2).join('|'), readFileSync(0, 'utf8'))";
     let (out, err, status) = printed(&run(&state, "one\ntwo", &["-l", "javascript", "-c", code, "--", "a", "-b 'c'"]));
     assert_eq!((out.as_str(), status), ("a|-b 'c' one\ntwo\n", Some(0)), "{err}");
     let code = "let all = ''; for await (const part of process.stdin) all += part; console.log(all.length as number)";
     let (out, err, _) = printed(&run(&state, &"x".repeat(300_000), &["-l", "ts", "-c", code]));
     assert_eq!(out, "300000\n", "{err}");
-    let (out, err, status) =
-        printed(&run(&state, "one\ntwo", &["-l", "bash", "-c", "echo \"$# $2\"; cat; ls -A; exit 5", "--", "a", "-b 'c'"]));
+    let (out, err, status) = printed(&run(
+        &state,
+        "one\ntwo",
+        &["-l", "bash", "-c", "echo \"$# $2\"; cat; ls -A; exit 5", "--", "a", "-b 'c'"],
+    ));
     assert_eq!((out.as_str(), status), ("2 -b 'c'\none\ntwo", Some(5)), "{err}");
     assert_eq!(err, "");
     // Code that comes from standard input has none.
-    let (out, err, _) = printed(&run(&state, "import sys; print(sys.argv[1:], repr(sys.stdin.read()))", &["-", "--", "a"]));
+    let (out, err, _) =
+        printed(&run(&state, "import sys; print(sys.argv[1:], repr(sys.stdin.read()))", &["-", "--", "a"]));
     assert_eq!(out, "['a'] ''\n", "{err}");
 }
 
