@@ -2,8 +2,12 @@
 
 use engine::op::{Ran, RunOutcome};
 
+/// What the runtime prints when `pip` is started without a network.
+const PIP_NOTE: &str = "NOTE: this sandbox has no network";
+
 /// How the programs that sandboxes have report that they could not reach any host.
-const NO_NETWORK: [&str; 10] = [
+const NO_NETWORK: [&str; 11] = [
+    PIP_NOTE,
     "name resolution",
     "Name or service not known",
     "Network is unreachable",
@@ -23,6 +27,11 @@ pub(super) fn off(ran: &Ran) -> Option<String> {
     let says = |text: &String| NO_NETWORK.iter().any(|sign| text.contains(sign));
     let failed = !matches!(ran.end, RunOutcome::Ok | RunOutcome::Exit { code: 0 });
     (failed && texts.into_iter().flatten().any(says)).then(|| format!("Network access is off: {why}."))
+}
+
+/// Removes what the runtime says about the missing network, for a result whose note says it.
+pub(super) fn without_pip_note(text: &str) -> String {
+    text.split_inclusive('\n').filter(|line| !line.starts_with(PIP_NOTE)).collect()
 }
 
 /// Shortens the denials in a text to `<request> was denied`. The whole sentence, which the proxy also sends to programs,

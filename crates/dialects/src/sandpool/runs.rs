@@ -288,6 +288,9 @@ fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<Strin
     let pictures = pictures(&ran);
     let (truncated, links) = cuts(input, &ran);
     let note = note(&ran, what, run.is_some());
+    if network::off(&ran).is_some() {
+        ran.stderr.text = network::without_pip_note(&ran.stderr.text);
+    }
     let denied = std::mem::take(&mut ran.denied);
     let brief = |text: String| network::shortened(text, &denied);
     let object = Run {

@@ -10,6 +10,8 @@ use testkit::host::StateDir;
 fn run(state: &StateDir, stdin: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
     command.arg("run").arg("--state-dir").arg(state.0.join("state")).args(arguments);
+    // The server warns about variables that it does not know.
+    command.env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_TEST_PYTHON");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();

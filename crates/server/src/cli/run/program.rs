@@ -129,12 +129,12 @@ impl Program {
 
 /// Lets Python, and the programs that it starts, read the file in place of standard input.
 const PYTHON_STDIN: &str = "def __stdin(path):
-    import os, sys
+    import io, os, sys
     opened = os.open(path, os.O_RDONLY)
     os.dup2(opened, 0)
     os.close(opened)
     os.unlink(path)
-    sys.stdin = open(0, encoding='utf-8', closefd=False)
+    sys.stdin = io.open(0, encoding='utf-8', closefd=False)
 __stdin(PATH)
 del __stdin
 ";
