@@ -69,7 +69,7 @@ async fn it_is_queued_until_the_run_before_it_has_ended_and_its_time_counts_from
     let engine = engine_with(&backend, agentrun(|realm| realm.waiting_counts = true)).await;
     let id = create(&engine, "a").await;
     let first = start(&engine, &id, "sleep 5000").await;
-    assert!(!wait(&engine, &first, None, 0).await.queued);
+    assert!(wait(&engine, &first, None, 0).await.queued.is_none());
     let mut run = RunCode::new(existing(&id), "sleep 2000\nprint second");
     (run.background, run.timeout) = (true, Some(Duration::from_secs(3)));
     let Ok(Outcome::Started(second)) = engine.execute(&call(), Op::RunCode(run)).await else { panic!() };

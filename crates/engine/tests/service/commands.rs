@@ -100,7 +100,7 @@ async fn commands_run_beside_cells_and_beside_each_other() {
     let mut server = shell(existing(&id), "sleep 10000\nprint served");
     server.background = true;
     let Ok(Outcome::Started(started)) = engine.execute(&call(), Op::RunCommand(server)).await else { panic!() };
-    assert!(!started.queued);
+    assert!(started.queued.is_none());
     let before = Instant::now();
     let quick = ran(engine.execute(&call(), Op::RunCommand(shell(existing(&id), "print quick"))).await);
     assert_eq!(text(&quick.stdout), "quick\n");
