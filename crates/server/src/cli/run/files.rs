@@ -160,10 +160,10 @@ mod tests {
         std::fs::create_dir(dir.0.join("sub")).unwrap();
         let other = dir.0.join("sub/a.csv");
         std::fs::write(&other, "2").unwrap();
-        assert_eq!(given(&[a.clone()]).unwrap()["a.csv"], b"1");
+        assert_eq!(given(std::slice::from_ref(&a)).unwrap()["a.csv"], b"1");
         let why = |paths: &[PathBuf]| given(paths).unwrap_err().0;
         assert!(why(&[a, other]).ends_with("two files have this name"));
-        assert!(why(&[dir.0.clone()]).ends_with("not a file"));
+        assert!(why(std::slice::from_ref(&dir.0)).ends_with("not a file"));
         let large = dir.0.join("large");
         File::create(&large).unwrap().set_len(MAX_GIVEN + 1).unwrap();
         assert!(why(&[large]).contains("larger than 64 MB"));
