@@ -1,7 +1,7 @@
 //! A dialect is a table of tools: names, prose, argument schemas, the conversion of arguments to an `Op` and of an
 //! `Outcome` to an answer. Everything here is pure: it uses no state, no clock, no engine and no protocol library.
 
-use engine::op::{EngineError, Outcome, Size};
+use engine::op::{EngineError, Outcome, Size, Waiting};
 use engine::{RealmConfig, StartupStep};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -34,6 +34,8 @@ pub struct Dialect {
     pub limit_help: LimitHelp,
     /// Log lines of the server's start, if this is the default dialect.
     pub startup: fn(&StartupStep<'_>) -> Vec<String>,
+    /// Says what a call waits for, in its progress messages.
+    pub waiting: fn(&Waiting) -> String,
     pub server_name: &'static str,
     /// Language of the document, used if the operator chose none.
     pub default_lang: Lang,

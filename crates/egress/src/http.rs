@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use crate::connect::ProxyError;
 use crate::denial::plain;
 use crate::gate::{Connection, ConnectionInfo, Visibility};
+use crate::loopback;
 use crate::policy::DenyReason;
 use crate::target::{Host, Target};
 use crate::tunnel;
@@ -148,13 +149,21 @@ async fn forward(
     }
     let scheme = if fixed.is_some_and(|fixed| fixed.tls.is_some()) { "https" } else { "http" };
     let what = what(request.method(), request.uri().path(), scheme, &target);
-    let host = host_value(scheme, name.as_ref().unwrap_or(&target))?;
+    let this_host = target.host.is_this_host();
+    let host = if this_host {
+        host_value(scheme, &Target { host: Host::Name(loopback::LOCALHOST.into()), port: target.port })?
+    } else {
+        host_value(scheme, name.as_ref().unwrap_or(&target))?
+    };
     let upgrading = is_websocket(request.headers());
     let inside = if upgrading { Visibility::Opaque } else { Visibility::Method(request.method().clone()) };
     let info = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };
     connection.cross(info.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
     let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
     let mut request = rewrite(request, host, upgrading)?;
+    if this_host {
+        loopback::rewrite_request(request.headers_mut());
+    }
     let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
     let (interceptor, tenant) = (&connection.state.shared.interceptor, &connection.state.tenant);
     let injected = tls.map(|name| interceptor.inject(tenant, name, target.port, request.headers_mut()));
@@ -179,6 +188,9 @@ async fn forward(
         });
     } else {
         remove_hop_headers(response.headers_mut());
+    }
+    if this_host {
+        loopback::rewrite_response(response.headers_mut());
     }
     // Only the proxy may set this header.
     response.headers_mut().remove(DENIED);

@@ -23,6 +23,7 @@ mod dns;
 mod gate;
 mod http;
 mod limits;
+mod loopback;
 mod pattern;
 pub mod policy;
 mod proxy;
@@ -41,6 +42,7 @@ mod wire;
 
 pub use denial::Denial;
 pub use gate::{Gate, Narrowed};
+pub use loopback::NAME as HOST_NAME;
 pub use policy::{Policy, Table};
 pub use secrets::{Secret, Value, is_host_name};
 

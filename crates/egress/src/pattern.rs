@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use crate::address::Network;
+use crate::loopback;
 use crate::target::Host;
 
 /// The hosts from which `pip` and `npm` download packages. An operator who uses a mirror adds its name to a table.
@@ -28,6 +29,8 @@ enum HostPattern {
     /// `*.name`: every name below this one, but not the name itself.
     Under(String),
     Network(Network),
+    /// `host`: the loopback of this host, by the name that sandboxes have for it.
+    ThisHost,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,7 @@ impl Pattern {
             "*" => HostPattern::Any,
             "public" => HostPattern::Public,
             "packages" => HostPattern::Packages,
+            loopback::ENTRY => HostPattern::ThisHost,
             _ if host_text.contains("://") => return Err(wrong("is a URL; give the name of the host alone")),
             _ => match host_text.strip_prefix("*.") {
                 Some(name) => match host(name).map_err(|why| wrong(&why))? {
@@ -56,6 +60,7 @@ impl Pattern {
                     Network::parse(host_text).ok_or_else(|| wrong("is not a network, as 10.0.0.0/8 is one"))?,
                 ),
                 None => match host(host_text).map_err(|why| wrong(&why))? {
+                    host if host.is_this_host() => HostPattern::ThisHost,
                     Host::Name(name) => HostPattern::Name(name),
                     Host::Address(address) => HostPattern::Network(Network::of(address)),
                 },
@@ -69,6 +74,16 @@ impl Pattern {
         matches!(self.host, HostPattern::Network(_) | HostPattern::Any)
     }
 
+    /// Returns whether the entry is the loopback of this host.
+    pub(crate) fn is_this_host(&self) -> bool {
+        self.host == HostPattern::ThisHost
+    }
+
+    /// Returns whether the entry names exactly one port.
+    pub(crate) fn has_one_port(&self) -> bool {
+        matches!(self.port, Some(Port::One(_)))
+    }
+
     /// Returns whether the entry applies to this host.
     pub(crate) fn means(&self, host: &Host) -> bool {
         match (&self.host, host) {
@@ -76,6 +91,7 @@ impl Pattern {
             (HostPattern::Public, host) => host.special().is_none(),
             (HostPattern::Packages, Host::Name(name)) => PACKAGES.contains(&name.as_str()),
             (HostPattern::Name(own), Host::Name(name)) => own == name,
+            (HostPattern::ThisHost, host) => host.is_this_host(),
             (HostPattern::Under(parent), Host::Name(name)) => {
                 name.strip_suffix(parent.as_str()).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
             }
@@ -109,8 +125,9 @@ fn host(text: &str) -> Result<Host, String> {
     if text.contains('*') {
         return Err("has a `*` that is not its first label".into());
     }
-    Host::parse(text)
-        .map_err(|why| format!("is none of a name, `*.name`, an address, a network, `public`, `packages`, `*`: {why}"))
+    Host::parse(text).map_err(|why| {
+        format!("is none of a name, `*.name`, an address, a network, `public`, `packages`, `host:port`, `*`: {why}")
+    })
 }
 
 /// Splits `name:port` and `[::1]:port`. A bare IPv6 address keeps all its colons.

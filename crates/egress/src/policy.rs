@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::address;
 use crate::pattern::Pattern;
 use crate::target::{Host, Target};
+use crate::{address, loopback};
 
 /// Ports that an entry of `allow` opens if neither the entry nor its table names one. Port 25 is deliberately absent.
 const USUAL_PORTS: [u16; 2] = [80, 443];
@@ -40,7 +40,8 @@ pub struct Table {
     pub name: String,
     /// Allowed hosts: names, `*.name` (every name below, but not the name itself), addresses, networks, `*`, each
     /// optionally with `:port` or `:*`; also `public` and `packages`. Addresses and networks only allow requests that
-    /// name an address; a name has to be allowed as a name.
+    /// name an address; a name has to be allowed as a name. `host:port` allows one port of this host's loopback, which
+    /// no other entry does.
     pub allow: Vec<String>,
     /// Denied hosts; these take precedence over `allow`. An address or a network also applies to names that resolve
     /// to it. An entry without a port denies every port.
@@ -214,6 +215,10 @@ impl Rules {
         if let Some(entry) = rules.private.iter().find(|entry| !entry.is_of_addresses()) {
             return Err(format!("policy `{name}`, `private`: `{}` is neither an address nor a network", entry.text));
         }
+        if let Some(entry) = rules.allow.iter().find(|entry| entry.is_this_host() && !entry.has_one_port()) {
+            let why = "stands for the loopback of this host and needs one port, as in `host:3000`";
+            return Err(format!("policy `{name}`, `allow`: `{}` {why}", entry.text));
+        }
         if table.ports.contains(&0) {
             return Err(format!("policy `{name}`, `ports`: 0 is none"));
         }
@@ -254,14 +259,17 @@ impl Rules {
 
     /// Checks whether the port is open for this host, and returns the kind of entry that opened it.
     fn opened(&self, host: &Host, port: u16) -> Result<PortRule, DenyReason> {
+        let this_host = host.is_this_host();
+        // The loopback of this host has to be named itself: who allows `*` means other hosts.
+        let means = |entry: &&Pattern| entry.means(host) && entry.is_this_host() == this_host;
         let mut named = false;
-        for entry in self.allow.iter().filter(|entry| entry.means(host)) {
+        for entry in self.allow.iter().filter(means) {
             named = true;
             if entry.has_port(port).unwrap_or_else(|| self.usual_port(port)) {
                 return Ok(PortRule::ByAllow);
             }
         }
-        if named && self.private.iter().any(|entry| entry.has_port(port) == Some(true)) {
+        if named && !this_host && self.private.iter().any(|entry| entry.has_port(port) == Some(true)) {
             return Ok(PortRule::ByPrivate);
         }
         let what = match (named, host) {
@@ -269,7 +277,13 @@ impl Rules {
             (false, Host::Name(_)) => "this name".into(),
             (false, Host::Address(_)) => "this address".into(),
         };
-        let entry = if self.usual_port(port) { host.to_string() } else { format!("{host}:{port}") };
+        let entry = if this_host {
+            format!("{}:{port}", loopback::ENTRY)
+        } else if self.usual_port(port) {
+            host.to_string()
+        } else {
+            format!("{host}:{port}")
+        };
         Err(DenyReason {
             rule: format!("{} does not allow {what}", self.table.title()),
             remedy: self.table.remedy("allow", &entry),
@@ -339,7 +353,10 @@ impl Rules {
     }
 
     fn connected(&self, target: &Target, address: SocketAddr, special: Option<Special>) -> Result<(), DenyReason> {
-        self.reachable(&target.host, address, special)?;
+        // An entry of `allow` opened this port of the host's loopback, which therefore need not be in `private`.
+        if !(target.host.is_this_host() && loopback::ADDRESSES.contains(&address.ip())) {
+            self.reachable(&target.host, address, special)?;
+        }
         self.denied(&Host::Address(address.ip()), address.port())?;
         if self.opened(&target.host, target.port)? == PortRule::ByAllow {
             return Ok(());

@@ -182,3 +182,47 @@ fn a_disguise_does_not_hide_a_denied_address() {
     corp.private = strings(&["64:ff9b::/96", "127.0.0.0/8"]);
     assert!(connected(&[&corp], "a.test:80", "[64:ff9b::7f00:1]:80").is_err());
 }
+
+/// The loopback of this host is reached by its own name and only through the ports that every table names.
+#[test]
+fn a_port_of_this_host_has_to_be_named_by_every_table() {
+    let host = |port: u16| format!("{}:{port}", loopback::NAME);
+    let open = table("command-line", &["host:3000", "host.sandpool.internal:3001"]);
+    for port in [3000, 3001] {
+        assert_eq!(asked(&open, &host(port)), Ok(()));
+        for address in loopback::ADDRESSES {
+            let address = SocketAddr::new(address, port).to_string();
+            assert_eq!(connected(&[&open], &host(port), &address), Ok(()));
+            let others =
+                Table { private: strings(&["*"]), ..table("wide", &["*:*", "public:*", "*.sandpool.internal:*"]) };
+            assert!(connected(&[&open, &others], &host(port), &address).is_err(), "the other table names no port");
+            assert!(connected(&[&open], "a.test:3000", &address).is_err(), "another name that leads there");
+        }
+    }
+    assert_eq!(
+        asked(&open, &host(3002)).unwrap_err(),
+        "policy \"command-line\" does not allow port 3002. The operator can allow it by `host:3002` in --network-allow"
+    );
+    assert_eq!(
+        asked(&table("corp", &["*:*", "*.internal:*", "*.sandpool.internal:*", "public:*"]), &host(80)).unwrap_err(),
+        "policy \"corp\" does not allow this name. The operator can allow it in sandpool.toml: \
+         [network.policy.corp] allow = [\"host:80\"]"
+    );
+    for other in ["localhost:3000", "127.0.0.1:3000", "[::1]:3000", "a.host.sandpool.internal:3000", "host:3000"] {
+        assert!(asked(&open, other).is_err(), "{other}");
+    }
+    let private = Table { private: strings(&["127.0.0.1:5432"]), ..open.clone() };
+    assert!(asked(&private, &host(5432)).is_err(), "`private` opens ports for other names");
+    assert!(connected(&[&open], &host(3000), "127.0.0.2:3000").is_err());
+    assert!(connected(&[&open], &host(3000), "10.0.0.1:3000").is_err());
+    for deny in ["*", "host", "host:3000", "*.sandpool.internal", "127.0.0.0/8"] {
+        let denied = Table { deny: strings(&[deny]), ..open.clone() };
+        let judged = asked(&denied, &host(3000)).and_then(|()| connected(&[&denied], &host(3000), "127.0.0.1:3000"));
+        assert!(judged.is_err(), "{deny}");
+    }
+    for entry in ["host", "host:*", "host.sandpool.internal"] {
+        let why = table("t", &[entry]).check().unwrap_err();
+        assert!(why.contains("needs one port, as in `host:3000`"), "{why}");
+    }
+    assert!(Table { private: strings(&["host:3000"]), ..table("t", &[]) }.check().is_err());
+}

@@ -12,8 +12,8 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use crate::dns::{LookupError, System};
-use crate::lock;
 use crate::target::Host;
+use crate::{lock, loopback};
 
 /// Timeout of a look-up, including the wait for its permits.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,6 +43,10 @@ impl Resolver {
     /// Creates a resolver. `hosts` are the names that the operator resolves statically.
     pub(crate) fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
         let read = |(name, address): (&String, &IpAddr)| match Host::parse(name) {
+            Ok(host) if host.is_this_host() => {
+                let why = format!("`{}` is reserved for the loopback of this host", loopback::NAME);
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+            }
             Ok(host @ Host::Name(_)) => Ok((host, *address)),
             _ => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -64,6 +68,9 @@ impl Resolver {
         tenant: &str,
         sandbox_permits: &Semaphore,
     ) -> Result<Vec<IpAddr>, ResolveError> {
+        if host.is_this_host() {
+            return Ok(loopback::ADDRESSES.to_vec());
+        }
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::address;
+use crate::{address, loopback};
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Host {
@@ -37,9 +37,15 @@ impl Host {
         Ok(Self::Name(name.to_owned()))
     }
 
+    /// Returns whether this is the name of the host that the sandboxes run on. It stands for the host's loopback.
+    pub(crate) fn is_this_host(&self) -> bool {
+        matches!(self, Self::Name(name) if name == loopback::NAME)
+    }
+
     /// Describes why the host is not public, as far as that is known without resolving it.
     pub(crate) fn special(&self) -> Option<&'static str> {
         match self {
+            Self::Name(_) if self.is_this_host() => Some("the loopback of this host"),
             Self::Name(_) => None,
             Self::Address(address) => address::special(*address),
         }

@@ -2,7 +2,8 @@
 //!
 //! On port 80 a tunnel carries HTTP requests, which are judged one by one. If a tunnel carries TLS, its ClientHello
 //! has to name the host that was asked for, which prevents fronting for another name at the same address. Port 443
-//! has to carry TLS. Other ports that a policy allows may carry anything.
+//! has to carry TLS. Other ports that a policy allows may carry anything. On ports of this host's loopback, requests
+//! are recognised and rewritten, whatever the port.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::server::Acceptor;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes, join, split};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -19,6 +20,7 @@ use crate::connect::ProxyError;
 use crate::gate::{Connection, ConnectionInfo, Visibility};
 use crate::http;
 use crate::limits::Flow;
+use crate::loopback;
 use crate::policy::DenyReason;
 use crate::target::{Host, Target};
 use crate::wire::Wire;
@@ -86,16 +88,19 @@ pub(crate) fn run(
                     connection.state.shared.interceptor.accept(&connection.state.tenant, client, &name).await?;
                 (target, Some(name), inside)
             }
-            Tunnel::Opaque(opaque) => return opaque.run(&connection, client).await,
+            Tunnel::Opaque(opaque) => return opaque.run(connection, client).await,
         };
         http::serve(connection, inside, Some(http::Fixed { target, tls })).await.map_err(io::Error::other)
     })
 }
 
 impl Opaque {
-    async fn run(mut self, connection: &Connection, mut client: Wire) -> io::Result<()> {
+    async fn run(mut self, connection: Arc<Connection>, mut client: Wire) -> io::Result<()> {
         if let Some(first) = self.first(&mut client).await? {
-            let greeting = match self.greeting(connection, &mut client, first).await? {
+            if self.info.target.host.is_this_host() && loopback::is_http(&first) {
+                return self.requests(connection, first, client).await;
+            }
+            let greeting = match self.greeting(&connection, &mut client, first).await? {
                 Ok(greeting) => greeting,
                 Err(refusal) => {
                     connection.deny(&self.what, refusal);
@@ -105,6 +110,16 @@ impl Opaque {
             self.upstream.write_all(&greeting).await?;
         }
         copy_bidirectional_with_sizes(&mut client, &mut self.upstream, BUFFER, BUFFER).await.map(|_| ())
+    }
+
+    /// Serves a client whose first bytes are those of a request. Requests open their own connection, so this one is
+    /// closed.
+    async fn requests(self, connection: Arc<Connection>, first: Vec<u8>, client: Wire) -> io::Result<()> {
+        let target = self.info.target;
+        drop(self.upstream);
+        let (read, write) = split(client);
+        let client = join(io::Cursor::new(first).chain(read), write);
+        http::serve(connection, client, Some(http::Fixed { target, tls: None })).await.map_err(io::Error::other)
     }
 
     /// Returns the first bytes from the client, or `None` if the server speaks first, as in SSH.

@@ -11,9 +11,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::capture::weight_of;
+use crate::context::CellTurn;
 use crate::guest::lock;
 use crate::memory::Hold;
-use crate::op::{EngineError, Ran, Realm, RunProgress};
+use crate::op::{EngineError, Ran, Realm, RunProgress, Waiting};
 
 /// Maximum number of runs that are stored for one tenant.
 const MAX_RUNS: usize = 100;
@@ -107,6 +108,8 @@ pub(crate) struct Background {
     seen: AtomicBool,
     /// True if the run has begun, false while it waits for its turn or a permit.
     begun: AtomicBool,
+    /// The turn that the run waits for, if it is a cell.
+    turn: Mutex<Option<CellTurn>>,
     /// Token that is cancelled when the run has ended.
     finished: CancellationToken,
 }
@@ -140,6 +143,7 @@ impl Background {
             record: Mutex::default(),
             seen: AtomicBool::new(false),
             begun: AtomicBool::new(false),
+            turn: Mutex::default(),
             finished: CancellationToken::new(),
         }
     }
@@ -176,8 +180,18 @@ impl Background {
         self.begun.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_queued(&self) -> bool {
-        !self.begun.load(Ordering::Relaxed)
+    /// Records the turn that the run waits for.
+    pub(crate) fn wait_for(&self, turn: Option<CellTurn>) {
+        *lock(&self.turn) = turn;
+    }
+
+    /// Returns what the run waits for, if it has not begun.
+    pub(crate) fn queued(&self) -> Option<Waiting> {
+        if self.begun.load(Ordering::Relaxed) || self.has_ended() {
+            return None;
+        }
+        let others = || Waiting::Other("other runs use all that may run at once".into());
+        Some(lock(&self.turn).as_ref().map_or_else(others, CellTurn::why))
     }
 
     pub(crate) fn mark_seen(&self) {
@@ -205,6 +219,7 @@ impl Background {
 
     /// Returns the output since `cursor`, but at most the newest `budget` bytes.
     pub(crate) fn progress(&self, cursor: u64, budget: usize) -> RunProgress {
+        let queued = self.queued();
         let record = lock(&self.record);
         let total = record.total();
         let cursor = cursor.min(total);
@@ -216,7 +231,7 @@ impl Background {
             run: self.id.clone(),
             context_id: self.context_id.clone(),
             command: self.command,
-            queued: self.is_queued(),
+            queued,
             started_at: self.started_at,
             ended_at: record.end.as_ref().map(|end| end.unix),
             output: String::from_utf8_lossy(&bytes[skipped..]).into_owned(),

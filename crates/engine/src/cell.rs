@@ -13,6 +13,7 @@ use crate::capture::{Rich, StreamCapture};
 use crate::engine::Inner;
 use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
 use crate::op::{Call, Captured, ContextInfo, EngineError, Environment, Event, KeptOutput, Network, Ran, RunOutcome};
+use crate::ops::NETWORK_OFF;
 use crate::registry::{LiveSandbox, one_line};
 
 /// Time that the host allows the guest beyond the deadline and the grace time of a run.
@@ -148,7 +149,8 @@ impl CellRun<'_> {
                 CellEnding::Lost(why)
             }
         };
-        Ok(CellReport { ending, timeout, duration, denied, fold })
+        let network_off = (!self.sandbox.has_egress()).then_some(NETWORK_OFF);
+        Ok(CellReport { ending, timeout, duration, denied, network_off, fold })
     }
 }
 
@@ -158,6 +160,7 @@ pub(crate) struct CellReport<'a> {
     timeout: Duration,
     duration: Duration,
     denied: Vec<String>,
+    network_off: Option<&'static str>,
     fold: OutputFold<'a>,
 }
 
@@ -203,6 +206,7 @@ impl CellReport<'_> {
             late: shown.late,
             strays: shown.strays,
             denied: self.denied,
+            network_off: self.network_off,
             duration: self.duration,
             ..Ran::empty(context, end)
         }

@@ -307,6 +307,8 @@ pub struct Runtimes {
     pub browser: Option<BrowserCommand>,
     /// Files of the drivers: absolute path inside the sandbox, and content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
+    /// Symbolic links: absolute path inside the sandbox, and the path inside to which it leads.
+    pub links: Vec<(PathBuf, PathBuf)>,
 }
 
 /// Chromium as it is installed on this machine. Sandboxes see it at the same path.
@@ -345,8 +347,14 @@ impl Runtimes {
             argv: warm.clone(),
             env: env.clone(),
             runtime: binds.clone(),
-            files: self.files.iter().cloned().map(FileSpec::from).collect(),
+            files: self.files(),
         })
+    }
+
+    /// Returns the files and links that every sandbox has.
+    pub(crate) fn files(&self) -> Vec<FileSpec> {
+        let links = self.links.iter().cloned().map(|(path, to)| FileSpec::link(path, to));
+        self.files.iter().cloned().map(FileSpec::from).chain(links).collect()
     }
 
     fn command(&self, language: Language) -> Option<&KernelCommand> {

@@ -15,7 +15,7 @@ pub use proto::browser;
 pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
 pub use sandbox::SharedVolume;
 
-pub use call::{Call, Event, EventSink, Quota, Realm, Tenant};
+pub use call::{Call, Event, EventSink, Quota, Realm, Tenant, Waiting};
 pub use error::EngineError;
 pub use notice::{Notice, NoticeKind, StartupStep};
 pub use operation::{

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::context::{Context, ContextLease, ContextState, NewContextNotice};
 use crate::engine::{Inner, panicked};
 use crate::keyed::Turn;
-use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target};
+use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target, Waiting};
 use crate::provision::{FIRST_KERNEL, Shape};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::stock::SandboxKind;
@@ -210,7 +210,7 @@ impl OpContext {
             Err(_) => {
                 let _queued = self.enqueue()?;
                 let over = (&context.gone, context.not_found());
-                let why = || "the sandbox of this context is being made".into();
+                let why = || Waiting::Other("the sandbox of this context is being made".into());
                 let next = async {
                     tokio::select! {
                         biased;
@@ -294,7 +294,7 @@ async fn unless_cancelled<T: Send + 'static>(
 }
 
 /// Message that says how the operator can turn the network on.
-const NETWORK_OFF: &str =
+pub(crate) const NETWORK_OFF: &str =
     "the operator gives sandboxes none; `network.default` in sandpool.toml or `--network-allow` changes that";
 
 impl OpContext {
@@ -329,7 +329,7 @@ fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &LiveSandbox) 
         proto::GuestFailure::InvalidPath => EngineError::InvalidPath { path, why: crate::registry::one_line(&message) },
         proto::GuestFailure::NotFound => EngineError::FileNotFound(path),
         proto::GuestFailure::TooLarge => EngineError::FileTooLarge { path, limit },
-        proto::GuestFailure::NoSpace => EngineError::NoSpace,
+        proto::GuestFailure::NoSpace => EngineError::NoSpace { disk_bytes: sandbox.disk_bytes() },
         proto::GuestFailure::Kernel
         | proto::GuestFailure::Busy
         | proto::GuestFailure::Browser

@@ -91,12 +91,12 @@ impl Provisioner {
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let Shape { groups, limits, volumes, kept, egress, browser } = shape.clone();
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
-        let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
-        files.extend(self.setup(egress.as_ref()).await.iter().flat_map(|setup| setup.files.clone()));
+        let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files());
+        let trusted = self.setup(egress.as_ref()).await;
+        files.extend(trusted.iter().flat_map(|setup| setup.files.clone()).map(FileSpec::from));
         // The browser's processes are added to the limit, so that code may start as many as without a browser.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
         let limits = Limits { pids, ..limits };
-        let files = files.into_iter().map(FileSpec::from).collect();
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: egress.is_some(), browser };
         self.registry.create(spec, first, egress).await
     }

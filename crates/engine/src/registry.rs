@@ -45,6 +45,7 @@ struct RegistryInner {
 
 struct RegistryEntry {
     sandbox: Box<dyn Sandbox>,
+    disk_bytes: u64,
     /// Egress of the sandbox, which is closed before the sandbox ends.
     egress: Option<SandboxEgress>,
     /// Connection to the guest, set once the guest was greeted.
@@ -193,6 +194,7 @@ impl Registry {
         };
         let entry = Arc::new(RegistryEntry {
             sandbox,
+            disk_bytes: spec.limits.disk_bytes,
             egress,
             guest: OnceLock::new(),
             doomed: AtomicBool::new(false),
@@ -341,6 +343,11 @@ pub(crate) struct LiveSandbox {
 impl LiveSandbox {
     pub(crate) fn isolation(&self) -> &Isolation {
         self.entry.sandbox.isolation()
+    }
+
+    /// Returns the limit of the sandbox's disk.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.entry.disk_bytes
     }
 
     pub(crate) fn browser(&self) -> &Mutex<BrowserStatus> {

@@ -33,7 +33,7 @@ const { asyncIterator, iterator } = Symbol;
 const { parse, stringify } = JSON;
 const { defineProperty, getOwnPropertyDescriptor, hasOwn, freeze, keys } = Object;
 const ObjectPrototype = Object.prototype;
-const BigIntFrom = BigInt, NumberFrom = Number;
+const BigIntFrom = BigInt, NumberFrom = Number, ProxyOf = Proxy;
 const PromiseResolve = Promise.resolve.bind(Promise);
 const then = uncurry(Promise.prototype.then);
 const slice = uncurry(String.prototype.slice), indexOf = uncurry(String.prototype.indexOf);
@@ -587,6 +587,17 @@ define('__import', (specifier, options) => {
   } finally {
     process.emitWarning = theirs;
   }
+});
+
+// Finds named imports. Node looks for the names of a CommonJS package without running it, and misses those that are
+// assigned in a loop, such as lodash's; they are members of the default export.
+define('__named', (namespace) => {
+  const exported = namespace.default;
+  if (exported === null || (typeof exported !== 'object' && typeof exported !== 'function')) return namespace;
+  return new ProxyOf({ __proto__: null }, {
+    __proto__: null,
+    get: (_, name) => name in namespace ? namespace[name] : exported[name],
+  });
 });
 
 // Implements TypeScript's legacy decorators under the name that the transpiler uses.

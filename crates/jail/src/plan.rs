@@ -14,7 +14,7 @@ use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE};
 use crate::interfaces;
 use crate::seccomp::Profile;
-use crate::spec::{DATA, DOWNLOADS, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
+use crate::spec::{Content, DATA, DOWNLOADS, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
 
 mod op;
 
@@ -131,7 +131,12 @@ impl Steps {
     }
 
     fn write(&mut self, file: FileSpec) {
-        self.file(&file.path.clone(), Op::File(file));
+        let path = file.path.clone();
+        let op = match &file.content {
+            Content::Link { to } => Op::Symlink { path: path.clone(), target: to.clone() },
+            Content::Text(_) | Content::Bytes(_) => Op::File(file),
+        };
+        self.file(&path, op);
     }
 
     /// Adds a step that creates a file at `path`, after the file's parent directories.
@@ -418,7 +423,8 @@ fn confined(landlock: ConfineStep, profile: Profile) -> impl Iterator<Item = Con
 fn readable(spec: &JailSpec) -> Vec<PathBuf> {
     let system = spec.host.binds.iter().filter(|p| !p.starts_with("/etc")).cloned();
     let runtime = shown_runtime(spec).into_iter().cloned();
-    let files = spec.files.iter().map(|f| f.path.clone());
+    // What a link leads to is readable or not by itself.
+    let files = spec.files.iter().filter(|f| !matches!(f.content, Content::Link { .. })).map(|f| f.path.clone());
     let paths: BTreeSet<PathBuf> = system.chain([PathBuf::from("/etc")]).chain(runtime).chain(files).collect();
     paths.into_iter().collect()
 }

@@ -126,18 +126,26 @@ pub struct FileSpec {
     pub content: Content,
 }
 
+impl FileSpec {
+    /// Returns a symbolic link at `path`, which leads to another path inside the sandbox.
+    pub fn link(path: PathBuf, to: PathBuf) -> Self {
+        Self { path, content: Content::Link { to } }
+    }
+}
+
 impl From<(PathBuf, Vec<u8>)> for FileSpec {
     fn from((path, bytes): (PathBuf, Vec<u8>)) -> Self {
         Self { path, content: bytes.into() }
     }
 }
 
-/// Content of a file; text stays readable in JSON.
+/// Content of a file, or where a link leads; text stays readable in JSON.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
     Text(String),
     Bytes(Vec<u8>),
+    Link { to: PathBuf },
 }
 
 impl Content {
@@ -145,6 +153,7 @@ impl Content {
         match self {
             Self::Text(text) => text.as_bytes(),
             Self::Bytes(bytes) => bytes,
+            Self::Link { to } => to.as_os_str().as_encoded_bytes(),
         }
     }
 }

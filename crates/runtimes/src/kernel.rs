@@ -14,15 +14,19 @@ const NODE_DRIVER: &str = include_str!("../../guest/kernels/driver.cjs");
 const SITE_HOOK: &str = include_str!("python/sitecustomize.py");
 /// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
+/// Name of Python's environment inside the sandbox: a link to its directory, whose own path may contain the name of the
+/// user. The interpreter is started by this name, so tracebacks show it.
+const PYTHON: &str = "/opt/sandpool/runtime";
 
 impl Prepared {
     pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
-        let env = environment(&self.python.dir, node.as_deref(), config.threads);
+        let python_dir = Path::new(PYTHON);
+        let env = environment(python_dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
         // `-B` keeps `__pycache__` out of the user's files.
         let flags = ["-I", "-B", "-X", "utf8"].map(String::from);
-        let argv = [vec![text(&self.python.dir.join("bin/python"))], flags.into(), vec![driver("driver.py")]].concat();
+        let argv = [vec![text(&python_dir.join("bin/python"))], flags.into(), vec![driver("driver.py")]].concat();
         let python = KernelCommand {
             label: format!("python-{}", first(&self.python.marker.version, 2)),
             warm: if config.warm { warm(&argv, &config.preload) } else { Vec::new() },
@@ -40,7 +44,8 @@ impl Prepared {
         });
         let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER), ("python/sitecustomize.py", SITE_HOOK)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
-        Runtimes { python, node, browser: browser.map(InstalledBrowser::command), files }
+        let links = vec![(python_dir.to_owned(), self.python.dir.clone())];
+        Runtimes { python, node, browser: browser.map(InstalledBrowser::command), files, links }
     }
 }
 

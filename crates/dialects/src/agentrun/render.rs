@@ -72,7 +72,9 @@ fn answer(error: &EngineError) -> Answer {
         E::FileTooLarge { path, limit } => {
             ("FILE_TOO_LARGE", format!("File too large: {} is over the limit of {limit} bytes", shown(path)))
         }
-        E::NoSpace => ("FILE_TOO_LARGE", "File too large: no space left in the context; delete files first".into()),
+        E::NoSpace { .. } => {
+            ("FILE_TOO_LARGE", "File too large: no space left in the context; delete files first".into())
+        }
         E::OverLimit { what, limit } => {
             ("CONTEXT_CREATION_FAILED", format!("Failed to create context: over the limit {what} of {limit}"))
         }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Environment, FileOwner, Language, Network, RunOnce};
+use engine::op::{Environment, FileOwner, Language, Network, RunOnce, Waiting};
 use engine::{DATA, KeptConfig, Realm, RealmConfig};
 use serde_json::Value;
 use text::shown;
@@ -76,6 +76,7 @@ const fn dialect(tools: &'static [ToolRow], aliases: &'static [(&'static str, &'
         realm,
         limit_help: LIMIT_HELP,
         startup: crate::plain_startup,
+        waiting: Waiting::to_string,
         server_name: "mcp-code-sandbox",
         default_lang: Lang::En,
         tools,

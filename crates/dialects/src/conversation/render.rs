@@ -180,7 +180,7 @@ fn sentence(error: &EngineError) -> String {
         }
         E::ContextLimit(most) => format!("{most} programs run already; try again when one has ended."),
         E::FileTooLarge { path, limit } => format!("File too large: {} is over {limit} bytes.", shown(path)),
-        E::NoSpace => format!("No space is left in the conversation's {DATA}; delete files with code first."),
+        E::NoSpace { .. } => format!("No space is left in the conversation's {DATA}; delete files with code first."),
         E::InvalidPath { path, why } => format!("The file name {} is refused: {why}.", shown(path)),
         E::Cancelled => "Cancelled by the client.".into(),
         E::Sandbox(why) | E::CreateFailed(why) => format!("The sandbox failed: {why}. Try again."),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::op::{
-    Command, ContextSelector, Environment, Language, Network, NewContext, RunCode, RunCommand, Size, Target,
+    Command, ContextSelector, Environment, Language, Network, NewContext, RunCode, RunCommand, Size, Target, Waiting,
 };
 use engine::{Realm, RealmConfig};
 use serde_json::{Value, json};
@@ -45,6 +45,7 @@ pub static DIALECT: Dialect = Dialect {
     realm,
     limit_help: LIMIT_HELP,
     startup: crate::plain_startup,
+    waiting: Waiting::to_string,
     server_name: "microsandbox-mcp-server",
     default_lang: Lang::En,
     tools: &[

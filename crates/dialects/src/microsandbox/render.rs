@@ -36,7 +36,9 @@ pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
             (INVALID_REQUEST, format!("Resource limit: all runs were busy for {}; retry later", seconds(*waited)))
         }
         E::QueueFull(most) => (INVALID_REQUEST, format!("Resource limit: {most} runs wait already; retry later")),
-        E::NoSpace => (INVALID_REQUEST, "Resource limit: no space left in the session; delete files first".to_owned()),
+        E::NoSpace { .. } => {
+            (INVALID_REQUEST, "Resource limit: no space left in the session; delete files first".to_owned())
+        }
         E::OtherLanguage { context, is, .. } => (
             INVALID_PARAMS,
             format!(

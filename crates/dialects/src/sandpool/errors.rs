@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::EngineError;
+use engine::op::{EngineError, Waiting};
 use serde_json::json;
 use text::shown;
 
@@ -27,6 +27,26 @@ pub(super) fn failure(sentence: String) -> Answer {
 
 pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     failure(sentence(error)).into()
+}
+
+/// Names the limits of a disk on which a run or a write found no space.
+pub(super) fn disk_full(disk_bytes: u64) -> String {
+    format!("The disk of the context has {} MB, and /dev/shm half of the memory: delete files.", disk_bytes >> 20)
+}
+
+/// Says how a background run that others wait for can be ended.
+pub(super) fn ends(run: &str) -> String {
+    format!("cancel_run with run {run} ends it")
+}
+
+/// Says what a call waits for, since when, and how to end that or the wait.
+pub(super) fn waiting(waiting: &Waiting) -> String {
+    let remedy = match waiting {
+        Waiting::Run { run, .. } => format!("; {}", ends(run)),
+        Waiting::Call { .. } => "; stop_context ends it".into(),
+        Waiting::Other(_) => String::new(),
+    };
+    format!("This call waits: {waiting}{remedy}. Cancel this call to stop waiting.")
 }
 
 /// Says what happened and what to do next.
@@ -71,10 +91,11 @@ pub(super) fn sentence(error: &EngineError) -> String {
             seconds(*timeout)
         ),
         E::NotStarted { timeout, running: Some(running), run } => {
-            let (what, remedy) = match run {
-                Some(run) => (format!("run {run}"), format!("cancel_run with run {run} ends it, wait_run follows it")),
-                None => ("another call".into(), "Call again when it has ended".into()),
-            };
+            let what = run.as_ref().map_or_else(|| "another call".into(), |run| format!("run {run}"));
+            let remedy = run.as_deref().map_or_else(
+                || "Call again when it has ended".into(),
+                |run| format!("{}; wait_run follows it", ends(run)),
+            );
             format!(
                 "It was not run: its timeout of {} passed while it waited for {what} of the same language in this context \
                  that has been running for {}. {remedy}. Commands and other languages run beside it.",
@@ -96,7 +117,7 @@ pub(super) fn sentence(error: &EngineError) -> String {
             "{} is over the limit of {limit} bytes for one call; read or write it in parts with run_code.",
             shown(path)
         ),
-        E::NoSpace => "No space is left in the context; delete files with run_command first.".into(),
+        E::NoSpace { disk_bytes } => format!("No space is left. {}", disk_full(*disk_bytes)),
         E::Cancelled => "Cancelled by the client.".into(),
         E::Sandbox(why) => format!(
             "The sandbox failed: {why}. Whether variables were kept is unknown: try again, or make a new context with \

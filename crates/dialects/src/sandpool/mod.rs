@@ -14,6 +14,7 @@ mod browser;
 mod contexts;
 mod errors;
 mod files;
+mod network;
 mod page;
 mod runs;
 
@@ -45,6 +46,7 @@ pub static DIALECT: Dialect = Dialect {
     realm,
     limit_help: LIMIT_HELP,
     startup: crate::plain_startup,
+    waiting: errors::waiting,
     server_name: "sandpool",
     default_lang: Lang::En,
     tools: &[

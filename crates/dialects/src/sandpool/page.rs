@@ -6,6 +6,7 @@ use serde_json::Value;
 use text::clipped;
 
 use super::errors::sentence;
+use super::network;
 use crate::output::{object, output, unless_empty};
 use crate::shared::browse::{self, Barrier, PageNotes};
 use crate::shared::run::Picture;
@@ -207,7 +208,8 @@ fn pictured(input: &RenderInput<'_>, mut page: Page, png: &str, clipped: bool) -
 
 fn failed(input: &RenderInput<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
     page.trusted.note = Some(next(error.why, barrier).into());
-    page.untrusted.error = Some(one_line(&error.message));
+    let denied = page.untrusted.denied.as_deref().unwrap_or_default();
+    page.untrusted.error = Some(network::shortened(one_line(&error.message), denied));
     page.answer(input).unsuccessful()
 }
 

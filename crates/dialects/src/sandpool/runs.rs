@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use engine::op::{
     Command, ContextInfo, Ended, EngineError, Environment, Language, MimeBundle, Network, Ran, RunCode, RunCommand,
-    RunInfo, RunOutcome, RunProgress, SharedVolume,
+    RunInfo, RunOutcome, RunProgress, SharedVolume, Waiting,
 };
 use serde_json::Value;
 use text::clipped;
 
-use super::errors::{invalid, sentence};
-use super::target;
+use super::errors::{disk_full, ends, invalid, sentence};
+use super::{network, target};
 use crate::args::{self, Argument, Timeout, Whole, args};
 use crate::operation::{self, RunReply};
 use crate::output::{output, unless_empty};
-use crate::shared::run::{RunWording, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded};
+use crate::shared::run::{RunWording, command_ending, ending, exit_code, picture, pictures, succeeded};
 use crate::shared::{TEXT_BUDGET, add_lines};
 use crate::{Answer, ArgError, Block, FieldKind, Lowering, Options, RenderInput, Reply};
 
@@ -239,9 +239,9 @@ fn not_run(error: &EngineError, run: Option<String>) -> Answer {
 }
 
 fn begun(started: RunInfo) -> Answer {
-    let waits = if started.queued { "It waits for earlier runs. " } else { "" };
+    let waits = started.queued.as_ref().map(|waiting| format!("{} ", waits(waiting))).unwrap_or_default();
     Answer::json(&Run {
-        status: if started.queued { "queued" } else { "running" },
+        status: if started.queued.is_some() { "queued" } else { "running" },
         note: Some(format!(
             "{waits}Call wait_run with run {} for its output and result; cancel_run stops it.",
             started.run
@@ -253,14 +253,24 @@ fn begun(started: RunInfo) -> Answer {
     })
 }
 
+/// Says what a background run waits for.
+fn waits(waiting: &Waiting) -> String {
+    match waiting {
+        Waiting::Run { run, .. } => format!("It waits: {waiting} ({}).", ends(run)),
+        other => format!("It waits: {other}."),
+    }
+}
+
 fn goes_on(progress: RunProgress) -> Answer {
-    let state = if progress.queued { "It waits for earlier runs" } else { "It still runs" };
-    let mut note = format!("{state}: call wait_run again with this cursor.");
+    let mut note = match &progress.queued {
+        Some(waiting) => format!("{} Call wait_run again with this cursor.", waits(waiting)),
+        None => "It still runs: call wait_run again with this cursor.".into(),
+    };
     if progress.dropped > 0 {
         note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
     }
     Answer::json(&Run {
-        status: if progress.queued { "queued" } else { "running" },
+        status: if progress.queued.is_some() { "queued" } else { "running" },
         note: Some(note),
         context: Some(progress.context_id),
         run: Some(progress.run),
@@ -278,30 +288,33 @@ fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<Strin
     let pictures = pictures(&ran);
     let (truncated, links) = cuts(input, &ran);
     let note = note(&ran, what, run.is_some());
-    let mut stderr = std::mem::take(&mut ran.stderr.text);
-    add_denied(&mut stderr, &ran);
+    if network::off(&ran).is_some() {
+        ran.stderr.text = network::without_pip_note(&ran.stderr.text);
+    }
+    let denied = std::mem::take(&mut ran.denied);
+    let brief = |text: String| network::shortened(text, &denied);
     let object = Run {
         success: Some(success),
         execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
         status: status(&ran.end),
         exit_code: status_code(&ran.end, what),
-        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&text, TEXT_BUDGET).into_owned()),
+        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&brief(text), TEXT_BUDGET).into_owned()),
         displays: unless_empty(displays(&ran.displays)),
         variables_kept: if what == RunKind::Code { variables_kept(&ran.end) } else { None },
         late_output: late(&ran),
         error: ran.error.map(|error| ErrorOutput {
             name: error.name,
-            value: clipped(&error.value, TEXT_BUDGET).into_owned(),
-            traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
+            value: clipped(&brief(error.value), TEXT_BUDGET).into_owned(),
+            traceback: clipped(&brief(error.text), TEXT_BUDGET).into_owned(),
         }),
         truncated: unless_empty(truncated),
-        denied: unless_empty(ran.denied),
         note,
         context: Some(ran.context.id),
         context_created: ran.created.then_some(true),
         run,
-        stdout: Some(ran.stdout.text),
-        stderr: Some(stderr),
+        stdout: Some(brief(ran.stdout.text)),
+        stderr: Some(brief(ran.stderr.text)),
+        denied: unless_empty(denied),
         output: None,
         cursor: None,
     };
@@ -363,12 +376,13 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         add_lines(&mut note, &what_is_new(&ran.context));
     }
     if is_disk_full(ran) {
-        let limit = ran.context.limits.disk_bytes >> 20;
-        let mut sentence =
-            format!("The disk of the context has {limit} MB, and /dev/shm half of the memory: delete files.");
+        let mut sentence = disk_full(ran.context.limits.disk_bytes);
         if ran.context.mounts.iter().any(|mount| !mount.read_only) {
             sentence.push_str(" A mounted directory has what is free on the host.");
         }
+        add_lines(&mut note, &sentence);
+    }
+    if let Some(sentence) = network::off(ran) {
         add_lines(&mut note, &sentence);
     }
     let note = note.trim_end();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use engine::op::browser::{BrowserAction as Ask, MouseButton, SnapshotAsk};
 use engine::op::{
     Browse, Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, RunCode, RunCommand,
-    Target,
+    Target, Waiting,
 };
 use engine::{Realm, RealmConfig};
 use serde_json::{Value, json};
@@ -47,6 +47,7 @@ pub static DIALECT: Dialect = Dialect {
     realm,
     limit_help: LIMIT_HELP,
     startup: crate::plain_startup,
+    waiting: Waiting::to_string,
     server_name: "sandbox-workbench",
     default_lang: Lang::En,
     tools: &[

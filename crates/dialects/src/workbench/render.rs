@@ -81,7 +81,7 @@ pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
             format!("file is larger than {limit} bytes (path=\"{path}\")"),
             "call code_run to read or write it in parts".to_owned(),
         ),
-        E::NoSpace => (
+        E::NoSpace { .. } => (
             "no space left in the sandbox".to_owned(),
             "call code_run to delete files, or sandbox_create for a new sandbox".to_owned(),
         ),

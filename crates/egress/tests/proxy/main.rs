@@ -2,6 +2,7 @@
 
 mod http;
 mod limits;
+mod loopback;
 mod namespaces;
 mod place;
 mod tunnels;

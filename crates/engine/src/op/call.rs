@@ -1,5 +1,8 @@
 //! The description of one request: on whose behalf it is made, and how to reach the client while the work goes on.
 
+use std::fmt;
+use std::time::Duration;
+
 use proto::Stream;
 use tokio_util::sync::CancellationToken;
 
@@ -54,10 +57,35 @@ pub enum Event {
         stream: Stream,
         text: String,
     },
-    /// The call waits; `why` says for what.
-    Waiting {
-        why: String,
-    },
+    /// The call waits.
+    Waiting(Waiting),
+    /// The call has waited, and goes on.
+    Resumed,
+}
+
+/// What a call or a background run waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    /// A background run has the turn.
+    Run { run: String, running: Duration },
+    /// Another call has the turn.
+    Call { running: Duration },
+    /// Something else, in words.
+    Other(String),
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Run { run, running } => {
+                write!(f, "the background run {run} has been running in this context for {} s", running.as_secs())
+            }
+            Self::Call { running } => {
+                write!(f, "an earlier call has been running in this context for {} s", running.as_secs())
+            }
+            Self::Other(why) => f.write_str(why),
+        }
+    }
 }
 
 /// Bounds on what one tenant may have in all realms together. `None` stands for the operator's general limit.

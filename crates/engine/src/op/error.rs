@@ -59,7 +59,7 @@ pub enum EngineError {
     #[error("file `{path}` is larger than {limit} bytes")]
     FileTooLarge { path: String, limit: u64 },
     #[error("no space left in the sandbox's quota")]
-    NoSpace,
+    NoSpace { disk_bytes: u64 },
     #[error("cancelled")]
     Cancelled,
     #[error("shutting down")]

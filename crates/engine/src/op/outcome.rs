@@ -5,7 +5,7 @@ use std::time::Duration;
 use proto::{Ended, FileEntry, Language, MimeBundle, browser};
 use sandbox::SharedVolume;
 
-use super::{EngineError, Size};
+use super::{EngineError, Size, Waiting};
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
@@ -85,8 +85,8 @@ pub struct StoppedContext {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunInfo {
     pub run: String,
-    /// True if the run waits for others.
-    pub queued: bool,
+    /// What the run waits for, if it has not begun.
+    pub queued: Option<Waiting>,
     pub context: ContextInfo,
     pub created: bool,
 }
@@ -97,8 +97,8 @@ pub struct RunProgress {
     pub context_id: String,
     /// True for a command, false for code.
     pub command: bool,
-    /// True if the run has not begun because it waits for others.
-    pub queued: bool,
+    /// What the run waits for, if it has not begun.
+    pub queued: Option<Waiting>,
     /// Start of the run in seconds since 1970.
     pub started_at: u64,
     /// End of the run in seconds since 1970, once it has ended.
@@ -155,6 +155,8 @@ pub struct Ran {
     pub notice: Option<String>,
     /// Denials of the network during the run, one sentence each.
     pub denied: Vec<String>,
+    /// The reason why the sandbox has no network, if it has none.
+    pub network_off: Option<&'static str>,
     pub end: RunOutcome,
     /// Duration of the cell or command as the guest measured it, but never more than the host measured.
     pub duration: Duration,
@@ -176,6 +178,7 @@ impl Ran {
             strays: None,
             notice: None,
             denied: Vec::new(),
+            network_off: None,
             end,
             duration: Duration::ZERO,
         }

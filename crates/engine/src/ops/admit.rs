@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{OpContext, ResolvedContext};
 use crate::context::{CellTurn, Occupied};
 use crate::keyed::Turn;
-use crate::op::{Call, EngineError, Event};
+use crate::op::{Call, EngineError, Event, Waiting};
 
 /// Time after which a call informs its client that it waits.
 const INFORM_AFTER: Duration = Duration::from_secs(1);
@@ -35,12 +35,11 @@ pub(super) struct Admitted {
 
 impl CellTurn {
     /// Says what a cell waits for that waits for this turn.
-    pub(super) fn why(&self) -> String {
-        let Some(occupant) = self.occupant() else { return "an earlier run in this context is not finished".into() };
-        let since = occupant.since.elapsed().as_secs();
-        match occupant.run {
-            Some(run) => format!("the background run {run} has been running in this context for {since} s"),
-            None => format!("an earlier call has been running in this context for {since} s"),
+    pub(crate) fn why(&self) -> Waiting {
+        match self.occupant().map(|occupant| (occupant.run, occupant.since.elapsed())) {
+            Some((Some(run), running)) => Waiting::Run { run, running },
+            Some((None, running)) => Waiting::Call { running },
+            None => Waiting::Other("an earlier run in this context is not finished".into()),
         }
     }
 }
@@ -64,7 +63,7 @@ impl OpContext {
         let turn = turn.unwrap_or_default();
         let why = || match self.tenancy.config().waiting_counts {
             true => turn.why(),
-            false => "an earlier run in this context is not finished".into(),
+            false => Waiting::Other("an earlier run in this context is not finished".into()),
         };
         // Nobody waits for the answer of a background run, so it may wait as long as it takes.
         let queue_wait = run.is_none().then_some(self.inner.config.queue_wait);
@@ -80,7 +79,7 @@ impl OpContext {
         resolved: &mut ResolvedContext,
         turn: Arc<tokio::sync::Mutex<T>>,
         queue_wait: Option<Duration>,
-        why: impl Fn() -> String,
+        why: impl Fn() -> Waiting,
     ) -> Result<(OwnedMutexGuard<T>, Permits), EngineError> {
         let creation_turn = resolved.creation_turn.take();
         let context = &resolved.context;
@@ -141,7 +140,7 @@ impl OpContext {
             };
             Ok(self.issue(realm?, tenant.transpose()?))
         };
-        let why = || format!("all {} sessions are busy", self.tenancy.config().runs_at_once);
+        let why = || Waiting::Other(format!("all {} sessions are busy", self.tenancy.config().runs_at_once));
         let queue_wait = queue_wait.unwrap_or(Duration::MAX);
         match self.wait(call, over, why, tokio::time::timeout(queue_wait, acquiring)).await? {
             Ok(Ok(permits)) => Ok(permits),
@@ -156,7 +155,7 @@ impl OpContext {
         &self,
         call: &Call,
         over: &(&CancellationToken, EngineError),
-        why: impl Fn() -> String,
+        why: impl Fn() -> Waiting,
         work: impl Future<Output = T>,
     ) -> Result<T, EngineError> {
         let mut work = pin!(work);
@@ -168,10 +167,15 @@ impl OpContext {
                 () = over.0.cancelled() => return Err(over.1.clone()),
                 () = call.cancel.cancelled() => return Err(EngineError::Cancelled),
                 () = self.inner.closing.cancelled() => return Err(EngineError::ShuttingDown),
-                done = &mut work => return Ok(done),
+                done = &mut work => {
+                    if has_informed {
+                        call.events.send(Event::Resumed);
+                    }
+                    return Ok(done);
+                }
                 () = &mut inform, if !has_informed => {
                     has_informed = true;
-                    call.events.send(Event::Waiting { why: why() });
+                    call.events.send(Event::Waiting(why()));
                 }
             }
         }

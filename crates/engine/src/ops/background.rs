@@ -41,7 +41,7 @@ impl OpContext {
         if poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await.is_pending() {
             self.inner.tasks.spawn(work);
         }
-        let (run, queued) = (background.id.clone(), background.is_queued() && !background.has_ended());
+        let (run, queued) = (background.id.clone(), background.queued());
         let info = RunInfo { run, queued, context: context.info(), created };
         Ok(Outcome::Started(info))
     }

@@ -16,7 +16,7 @@ use crate::browser::bounded::bounded;
 use crate::config::BrowserCommand;
 use crate::context::{BrowserUse, Context, ContextLease};
 use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
-use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome};
+use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome, Waiting};
 use crate::registry::{LiveSandbox, one_line};
 use crate::sandbox_egress::sentences;
 
@@ -87,7 +87,7 @@ impl OpContext {
     ) -> Result<Browsed, EngineError> {
         let running = resolved.context.run();
         let turn = resolved.context.browser_turn.clone();
-        let why = || "an earlier call in this browser is not finished".into();
+        let why = || Waiting::Other("an earlier call in this browser is not finished".into());
         let (mut browser, permits) =
             self.admit_to(call, &mut resolved, turn, Some(self.inner.config.queue_wait), why).await?;
         let context = resolved.context.context().clone();

@@ -142,6 +142,9 @@ impl OpContext {
             }
             RunInput::Command(_) => None,
         };
+        if let Some(record) = record {
+            record.wait_for(turn.clone());
+        }
         let admission = self.admit(call, resolved, turn.clone(), record.map(|record| record.id.clone()));
         if run.background || !config.waiting_counts {
             return Ok((admission.await?, Duration::ZERO));
@@ -349,7 +352,7 @@ impl RunAttempt<'_> {
             return Ok(state);
         }
         let over = (&context.gone, context.not_found());
-        let why = || "the sandbox of this context is being made".into();
+        let why = || Waiting::Other("the sandbox of this context is being made".into());
         let state = tokio::time::timeout(timeout, context.state.clone().lock_owned());
         ops.wait(call, &over, why, state).await?.map_err(|_| EngineError::Busy(timeout))
     }

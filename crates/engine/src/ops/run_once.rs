@@ -16,6 +16,7 @@ use crate::keyed::Turn;
 use crate::links::conversation_key;
 use crate::op::{
     Call, ContextInfo, EngineError, Environment, FileListing, Network, NoticeKind, Outcome, Ran, RunOnce, RunOutcome,
+    Waiting,
 };
 use crate::provision::Shape;
 use crate::registry::{LiveSandbox, SandboxFailure};
@@ -106,7 +107,7 @@ impl OpContext {
                 let _queued = self.enqueue()?;
                 let never = (&CancellationToken::new(), EngineError::Cancelled);
                 let why = "an earlier call of this conversation is not finished";
-                self.wait(call, &never, || why.into(), conversations.turns.turn(&key)).await?
+                self.wait(call, &never, || Waiting::Other(why.into()), conversations.turns.turn(&key)).await?
             }
         };
         Ok(Conversation { key, shape, turn })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{RunCode, RunOutcome, RunProgress, StoppedContext};
+use engine::op::{RunCode, RunOutcome, RunProgress, StoppedContext, Waiting};
 use engine::{Engine, EngineError, Event, Op, Outcome, Tenant};
 use testkit::fake::FakeBackend;
 use tokio::time::Instant;
@@ -69,14 +69,14 @@ async fn it_is_queued_until_the_run_before_it_has_ended_and_its_time_counts_from
     let engine = engine_with(&backend, agentrun(|realm| realm.waiting_counts = true)).await;
     let id = create(&engine, "a").await;
     let first = start(&engine, &id, "sleep 5000").await;
-    assert!(!wait(&engine, &first, None, 0).await.queued);
+    assert!(wait(&engine, &first, None, 0).await.queued.is_none());
     let mut run = RunCode::new(existing(&id), "sleep 2000\nprint second");
     (run.background, run.timeout) = (true, Some(Duration::from_secs(3)));
     let Ok(Outcome::Started(second)) = engine.execute(&call(), Op::RunCode(run)).await else { panic!() };
-    assert!(second.queued);
-    assert!(wait(&engine, &second.run, None, 1).await.queued);
+    assert!(matches!(second.queued, Some(Waiting::Run { .. })));
+    assert!(wait(&engine, &second.run, None, 1).await.queued.is_some());
     let progress = wait(&engine, &second.run, None, 5).await;
-    assert!(!progress.queued && progress.end.is_none(), "{progress:?}");
+    assert!(progress.queued.is_none() && progress.end.is_none(), "{progress:?}");
     let end = wait(&engine, &second.run, None, 5).await.end.unwrap().unwrap();
     assert_eq!((end.end, text(&end.stdout)), (RunOutcome::Ok, "second\n"));
 }
@@ -96,8 +96,9 @@ async fn a_call_that_waits_says_for_what_and_gives_up_at_its_timeout() {
     let mut run = RunCode::new(existing(&id), "print never");
     run.timeout = Some(Duration::from_secs(5));
     let waiting = spawn_op(&engine, &caller, Op::RunCode(run));
-    let why = format!("the background run {first} has been running in this context for 11 s");
-    assert_eq!(events.recv().await, Some(Event::Waiting { why }));
+    let waits = Waiting::Run { run: first.clone(), running: Duration::from_secs(11) };
+    assert_eq!(waits.to_string(), format!("the background run {first} has been running in this context for 11 s"));
+    assert_eq!(events.recv().await, Some(Event::Waiting(waits)));
     let refused = EngineError::NotStarted {
         timeout: Duration::from_secs(5),
         running: Some(Duration::from_secs(15)),

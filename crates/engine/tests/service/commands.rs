@@ -61,8 +61,13 @@ async fn a_command_sees_interpreters_first_in_its_path_and_the_files_of_cells() 
         env: [("PATH".to_owned(), "/usr/bin:/opt/node/bin:/bin".to_owned()), ("LANG".into(), "C.UTF-8".into())].into(),
         ..Default::default()
     };
-    let runtimes =
-        engine::Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: vec![] };
+    let runtimes = engine::Runtimes {
+        python: command("python"),
+        node: Some(command("node")),
+        browser: None,
+        files: vec![],
+        links: vec![],
+    };
     let backend_again = std::sync::Arc::new(backend.clone());
     let engine = engine::Engine::start(config(), runtimes, backend_again).await.unwrap();
     let id = create(&engine, "a").await;
@@ -95,7 +100,7 @@ async fn commands_run_beside_cells_and_beside_each_other() {
     let mut server = shell(existing(&id), "sleep 10000\nprint served");
     server.background = true;
     let Ok(Outcome::Started(started)) = engine.execute(&call(), Op::RunCommand(server)).await else { panic!() };
-    assert!(!started.queued);
+    assert!(started.queued.is_none());
     let before = Instant::now();
     let quick = ran(engine.execute(&call(), Op::RunCommand(shell(existing(&id), "print quick"))).await);
     assert_eq!(text(&quick.stdout), "quick\n");

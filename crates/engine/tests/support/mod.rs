@@ -18,7 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 pub fn runtimes() -> Runtimes {
     let command = |name: &str| KernelCommand { argv: vec![name.into()], ..KernelCommand::default() };
-    Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: Vec::new() }
+    Runtimes {
+        python: command("python"),
+        node: Some(command("node")),
+        browser: None,
+        files: Vec::new(),
+        links: Vec::new(),
+    }
 }
 
 /// The usual configuration with the realms of all dialects.

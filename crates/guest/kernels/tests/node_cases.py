@@ -102,11 +102,16 @@ MODULES = [
         Cell("require('./c.cjs').z", result="1"), Cell("const { a, default: d } = await __hold(__import('./m.mjs')); [a, d]", result="[ 7, 8 ]"),
         Cell("(await __hold(__import('node:fs'))).default === require('fs')", result="true"), Cell("(await __hold(__import('pkg'))).kind", result="'esm'"), Cell("require('pkg').kind", result="'cjs'"),
         Cell("(await __hold(__import('./d.json', { with: { type: 'json' } }))).default.k", result="1"),
+        Cell("const { z, default: all } = __named(await __hold(__import('./loop.cjs'))); [z(), all.y, all === require('./loop.cjs')]", result="[ 1, 2, true ]"),
+        Cell("const { a: a2, b: b2, default: d2 } = __named(await __hold(__import('./m.mjs'))); [a2, b2, d2]", result="[ 7, undefined, 8 ]"),
+        Cell("const { EOL } = __named(await __hold(__import('node:os'))); EOL", result="'\\n'"),
         Cell("await __hold(__import('no-such'))", status="error", error=has("ERR_MODULE_NOT_FOUND", "Cannot find package 'no-such'")),
         Cell("require.main === module", result="true"), Cell("[__dirname === process.cwd(), typeof exports]", result="[ true, 'object' ]"),
         Cell("require('fs').mkdirSync('sub'); require('fs').writeFileSync('sub/s.cjs', 'module.exports = 9'); process.chdir('sub')"), Cell("require('./s.cjs')", result="9"),
         Cell("process.chdir('..')"), Cell("Object.keys(globalThis).filter((k) => /__|babel|display|require|module/.test(k))", result="[]")], fresh=True,
-         files={"m.mjs": "export const a = 7; export default 8", "c.cjs": "module.exports = { z: 1 }", "d.json": '{"k":1}'}),
+         files={"m.mjs": "export const a = 7; export default 8", "c.cjs": "module.exports = { z: 1 }",
+                "loop.cjs": "const all = {}; for (const k of ['z']) all[k] = function () { return this === undefined || this === globalThis ? 1 : 0 }; all.y = 2; module.exports = all",
+                "d.json": '{"k":1}'}),
     Case("helpers of the transpiler cannot be replaced", [
         Cell("__hold = 1; typeof __hold", result="'function'"), Cell("'use strict'; try { __import = 1 } catch (e) { e.constructor.name }", result=ANY),
         Cell("const log = []; class D { m() { return 1 } }\n"

@@ -2,8 +2,8 @@
 //!
 //! REPL mode lets a later cell declare a name again, but only `let` and `class` after each other and `const` after
 //! `const`, not `var` and `function`. It supports neither `import` nor `export`. Therefore:
-//! - imports and `export … from` become `await __import(…)` at the head, `import(…)` becomes `__import(…)`, and
-//!   `export` is removed;
+//! - imports and `export … from` become `await __import(…)` at the head (`__named` finds their names in CommonJS
+//!   packages), `import(…)` becomes `__import(…)`, and `export` is removed;
 //! - `await X` at top level becomes `await __hold(X)`, which keeps the promise from being collected while the cell
 //!   waits for it, and `for await (… of X)` becomes `for await (… of __holdEach(X))`;
 //! - `var` becomes `let` in place if nothing refers to it earlier; otherwise it becomes `let` at the head and an
@@ -295,6 +295,7 @@ impl<'s> Rewriter<'s> {
         }
         let call = self.import_call(&import.source, import.with_clause.as_deref());
         let mut namespace = None;
+        let mut by_name = false;
         let mut named = Vec::new();
         for specifier in import.specifiers.iter().flatten() {
             match specifier {
@@ -303,6 +304,7 @@ impl<'s> Rewriter<'s> {
                 }
                 ImportDeclarationSpecifier::ImportNamespaceSpecifier(s) => namespace = Some(s.local.name.to_string()),
                 ImportDeclarationSpecifier::ImportSpecifier(s) => {
+                    by_name = true;
                     named.push(format!("{}: {}", self.text(s.imported.span()), s.local.name));
                 }
             }
@@ -312,6 +314,7 @@ impl<'s> Rewriter<'s> {
             Some(all) if named.is_empty() => format!("let {all} = {call}; "),
             Some(all) => format!("let {all} = {call}, {{ {named} }} = {all}; "),
             None if named.is_empty() => format!("void {call}; "),
+            None if by_name => format!("let {{ {named} }} = __named({call}); "),
             None => format!("let {{ {named} }} = {call}; "),
         });
         self.remove_statement(range(import.span));

@@ -1,19 +1,26 @@
-//! `sandpool run` runs one piece of code in a fresh sandbox, prints its output as it arrives, and reports success in
-//! the exit code.
+//! `sandpool run` runs one program in a fresh sandbox, prints its output as it arrives, and reports success in the exit
+//! code.
 
-use std::io::Read;
+mod files;
+mod program;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{ContextSelector, Ended, Language, MimeBundle, NewContext, Ran, RunCode, RunOutcome, Stream, Target};
+use engine::op::{
+    ContextSelector, Ended, Environment, FileOwner, Language, MimeBundle, Network, NewContext, Ran, RunCode,
+    RunCommand, RunOutcome, Stream, Target,
+};
 use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
 use runtimes::{Progress, RuntimeConfig};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::files::{GivenFiles, MAX_GIVEN};
+use self::program::{Program, ProgramLanguage, STDIN};
 use super::file_secret::file_secret;
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
@@ -22,9 +29,9 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 /// Run code in a sandbox
 ///
 /// The exit code is 0 on success, 1 after an uncaught error, what the code passed to exit(), 124 after a timeout, 130 after an
-/// interrupt, and 137 if the memory ran out.
+/// interrupt, and 137 if the memory ran out. Standard input that is no terminal is the code's, unless it is the code itself.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -]")]
+#[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -] [-- ARGUMENT...]")]
 pub(crate) struct Args {
     /// File to run; `-` or no file reads standard input
     #[arg(value_name = "FILE")]
@@ -32,15 +39,24 @@ pub(crate) struct Args {
     /// Code to run
     #[arg(short = 'c', value_name = "CODE", conflicts_with = "file", allow_hyphen_values = true)]
     code: Option<String>,
-    /// Language: `python`, `javascript` or `typescript` [default: by the file's extension, else Python]
-    #[arg(long, short = 'l', value_name = "LANGUAGE", value_parser = language)]
-    language: Option<Language>,
+    /// Language: `python`, `javascript`, `typescript` or `bash` [default: by the file's extension, else Python]
+    #[arg(long, short = 'l', value_name = "LANGUAGE", value_parser = ProgramLanguage::parse)]
+    language: Option<ProgramLanguage>,
     /// Time limit in seconds [default: the dialect's timeout]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
     /// Save pictures and other rich displays as files into this directory
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
+    /// Copy this file into the code's directory, under its own name; can be repeated
+    #[arg(long = "file", value_name = "IN")]
+    files: Vec<PathBuf>,
+    /// Copy the files that the code left in its directory into this one
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Arguments of the code: `sys.argv[1:]`, `process.argv.slice(2)`, `"$@"`
+    #[arg(last = true, value_name = "ARGUMENT")]
+    args: Vec<String>,
 }
 
 /// Maximum length of each stream. The middle of a longer stream is left out.
@@ -50,34 +66,13 @@ const TEXT_BUDGET: usize = 64 << 20;
 const EVENTS: usize = 1 << 16;
 
 pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
-    let (code, language) = source(&args)?;
+    let program = Program::read(args.code.as_deref(), args.file.as_deref(), args.language, &args.args)?;
+    let given = files::given(&args.files)?;
     let native = Native::launch(&context.config, TransportKind::Stdio)?;
-    block_on(run(args, context, native, code, language))
+    block_on(run(args, context, native, program, given))
 }
 
-fn source(args: &Args) -> Result<(String, Language), Failed> {
-    let file = args.file.as_deref().filter(|file| *file != Path::new("-"));
-    let code = match (&args.code, file) {
-        (Some(code), _) => code.clone(),
-        (None, Some(file)) => std::fs::read_to_string(file)
-            .map_err(|error| Failed(format!("cannot read `{}`: {error}", file.display())))?,
-        (None, None) => {
-            let mut code = String::new();
-            std::io::stdin()
-                .read_to_string(&mut code)
-                .map_err(|error| Failed(format!("cannot read stdin: {error}")))?;
-            code
-        }
-    };
-    let by_name = file.and_then(Path::extension).and_then(|extension| match extension.to_str()? {
-        "js" | "mjs" | "cjs" => Some(Language::Javascript),
-        "ts" | "mts" | "cts" => Some(Language::Typescript),
-        _ => None,
-    });
-    Ok((code, args.language.or(by_name).unwrap_or(Language::Python)))
-}
-
-async fn run(args: Args, context: CommandEnv, native: Native, code: String, language: Language) -> CommandResult {
+async fn run(args: Args, context: CommandEnv, native: Native, program: Program, given: GivenFiles) -> CommandResult {
     let signals = Signals::listen()?;
     let (progress, _watch) = Progress::new();
     let config = &context.config;
@@ -85,7 +80,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
         prepared = runtimes::prepare(&config.runtimes, &context.environment, &progress, false) => prepared?,
         () = signals.first.cancelled() => return Ok(ExitCode::from(130)),
     };
-    if language != Language::Python
+    if program.language.of_context() != Language::Python
         && let Err(why) = prepared.node
     {
         return Err(why.into());
@@ -93,6 +88,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
     let mut limits = engine::EngineConfig {
         // This command creates only one context.
         ready_max: 0,
+        max_file_bytes: MAX_GIVEN,
         ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
     };
     if let Some(realm) = limits.realm_mut(limits.pool_realm) {
@@ -101,13 +97,16 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
         realm.persist = None;
         // The user of the command line is the operator and may allow more time than clients have.
         realm.max_timeout = realm.max_timeout.max(args.timeout.unwrap_or_default());
+        realm.max_command_timeout = realm.max_command_timeout.max(args.timeout.unwrap_or_default());
     }
-    let engine = Engine::new(limits, native.start().await?.0);
+    // `sandpool doctor` says what is missing; a warning at each run would only be noise in the output of the code.
+    let engine = Engine::new(limits, native.start_quietly().await?.0);
     let work = async {
         // Importing all libraries is not worthwhile for one cell.
         let cold = RuntimeConfig { warm: false, ..config.runtimes.clone() };
         engine.start_pool(prepared.kernels(&cold, None), &|_| {}).await?;
-        cell(&engine, &signals.first, code, language, args.timeout).await
+        let job = Job { program: &program, given: &given, timeout: args.timeout, out: args.out.as_deref() };
+        job.run(&engine, &signals.first).await
     };
     let result = tokio::select! {
         result = work => result,
@@ -115,65 +114,112 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
     };
     engine.shutdown(Duration::ZERO).await;
     let ran = result?;
-    show(&ran);
+    show(&ran, program.language);
     save_pictures(&ran, args.save.as_deref())?;
     Ok(ExitCode::from(exit_code(&ran.end)))
 }
 
-async fn cell(
-    engine: &Engine,
-    interrupt: &CancellationToken,
-    code: String,
-    language: Language,
+/// What the command does with its one context.
+struct Job<'a> {
+    program: &'a Program,
+    given: &'a GivenFiles,
     timeout: Option<Duration>,
-) -> Result<Ran, Failed> {
-    let (sender, mut events) = mpsc::channel(EVENTS);
-    let call = Call {
-        cancel: interrupt.clone(),
-        events: EventSink(Some(sender)),
-        ..wiring::call_of(Tenant::local(), engine.config().pool_realm)
-    };
-    let create = Op::CreateContext(NewContext::named("run", language));
-    let Outcome::Created(made) = engine.execute(&call, create).await? else {
-        return Err(Failed("the engine created no context".into()));
-    };
-    // Printing runs on a separate thread, because the terminal may be slow.
-    let printing = tokio::task::spawn_blocking(move || {
-        let mut printed = [0u64; 2];
-        while let Some(event) = events.blocking_recv() {
-            if let Event::Output { stream, text } = event {
-                output::raw(stream == Stream::Stderr, &text);
-                printed[usize::from(stream == Stream::Stderr)] += text.len() as u64;
+    /// Directory for the files that the code left.
+    out: Option<&'a Path>,
+}
+
+impl Job<'_> {
+    async fn run(&self, engine: &Engine, interrupt: &CancellationToken) -> Result<Ran, Failed> {
+        let quiet = Call { cancel: interrupt.clone(), ..wiring::call_of(Tenant::local(), engine.config().pool_realm) };
+        let create = Op::CreateContext(NewContext::named("run", self.program.language.of_context()));
+        let Outcome::Created(made) = engine.execute(&quiet, create).await? else {
+            return Err(Failed("the engine created no context".into()));
+        };
+        let target = Target::existing(ContextSelector::Id(made.id));
+        let owner = FileOwner::Context(target.clone());
+        files::give(engine, &quiet, &owner, self.given).await?;
+        if let Some(stdin) = &self.program.stdin {
+            files::give(engine, &quiet, &owner, &[(STDIN.to_owned(), stdin.clone())].into()).await?;
+        }
+        if let Some(cell) = self.program.preparation() {
+            let prepared = execute(engine, &quiet, Op::RunCode(RunCode::new(target.clone(), cell))).await?;
+            if prepared.end != RunOutcome::Ok {
+                let why = prepared.error.map_or_else(|| format!("{:?}", prepared.end), |error| error.value);
+                return Err(Failed(format!("the arguments and the standard input could not be passed: {why}")));
             }
         }
-        printed
-    });
-    let outcome = engine
-        .execute(
-            &call,
-            Op::RunCode(RunCode { timeout, ..RunCode::new(Target::existing(ContextSelector::Id(made.id)), code) }),
-        )
-        .await;
-    drop(call);
-    let printed = printing.await?;
-    let Outcome::Ran(ran) = outcome? else { return Err(Failed("the engine returned no result".into())) };
-    for (captured, printed) in [&ran.stdout, &ran.stderr].into_iter().zip(printed) {
-        if captured.total_bytes > printed {
-            output::error(&format!("sandpool: {} bytes of output were left out", captured.total_bytes - printed));
+        let ran = self.shown(engine, interrupt, target).await?;
+        if let Some(dir) = self.out {
+            // After an interrupt the files are still wanted.
+            let call = wiring::call_of(Tenant::local(), engine.config().pool_realm);
+            files::save(engine, &call, &owner, self.given, dir).await?;
         }
+        Ok(ran)
     }
-    Ok(*ran)
+
+    /// Runs the program and prints its output as it arrives.
+    async fn shown(&self, engine: &Engine, interrupt: &CancellationToken, target: Target) -> Result<Ran, Failed> {
+        let (sender, mut events) = mpsc::channel(EVENTS);
+        let call = Call {
+            cancel: interrupt.clone(),
+            events: EventSink(Some(sender)),
+            ..wiring::call_of(Tenant::local(), engine.config().pool_realm)
+        };
+        // Printing runs on a separate thread, because the terminal may be slow.
+        let printing = tokio::task::spawn_blocking(move || {
+            let mut printed = [0u64; 2];
+            while let Some(event) = events.blocking_recv() {
+                if let Event::Output { stream, text } = event {
+                    output::raw(stream == Stream::Stderr, &text);
+                    printed[usize::from(stream == Stream::Stderr)] += text.len() as u64;
+                }
+            }
+            printed
+        });
+        let op = match self.program.command() {
+            Some(command) => Op::RunCommand(RunCommand {
+                target,
+                language: None,
+                command,
+                timeout: self.timeout,
+                env: Environment::default(),
+                network: Network::Usual,
+                background: false,
+            }),
+            None => Op::RunCode(RunCode { timeout: self.timeout, ..RunCode::new(target, self.program.code.clone()) }),
+        };
+        let ran = execute(engine, &call, op).await;
+        drop(call);
+        let printed = printing.await?;
+        let ran = ran?;
+        for (captured, printed) in [&ran.stdout, &ran.stderr].into_iter().zip(printed) {
+            if captured.total_bytes > printed {
+                output::error(&format!("sandpool: {} bytes of output were left out", captured.total_bytes - printed));
+            }
+        }
+        Ok(ran)
+    }
+}
+
+async fn execute(engine: &Engine, call: &Call, run: Op) -> Result<Ran, Failed> {
+    match engine.execute(call, run).await? {
+        Outcome::Ran(ran) => Ok(*ran),
+        _ => Err(Failed("the engine returned no result".into())),
+    }
 }
 
 /// Prints everything that is not part of a stream: the last value, the error, and how the run ended.
-fn show(ran: &Ran) {
+fn show(ran: &Ran, language: ProgramLanguage) {
     if let Some(text) = ran.value.as_ref().and_then(|value| value.get("text/plain")).and_then(|text| text.as_str()) {
         output::line(text);
     }
     if let Some(error) = &ran.error {
         output::error(error.text.trim_end());
     }
-    if let Some(ending) = how_it_ended(&ran.end) {
+    // The exit code of a command is also the exit code of this one.
+    let exited =
+        matches!(ran.end, RunOutcome::Ended { how: Ended::Exited { .. } }) && language == ProgramLanguage::Bash;
+    if let Some(ending) = how_it_ended(&ran.end).filter(|_| !exited) {
         output::error(&format!("sandpool: {ending}"));
     }
 }
@@ -238,15 +284,6 @@ fn picture(bundle: &MimeBundle) -> Option<(&'static str, Vec<u8>)> {
         .or_else(|| Some(("jpg", binary("image/jpeg")?)))
         .or_else(|| Some(("pdf", binary("application/pdf")?)))
         .or_else(|| Some(("svg", text("image/svg+xml")?.as_bytes().to_vec())))
-}
-
-fn language(name: &str) -> Result<Language, String> {
-    match name {
-        "python" | "py" => Ok(Language::Python),
-        "javascript" | "js" => Ok(Language::Javascript),
-        "typescript" | "ts" => Ok(Language::Typescript),
-        _ => Err("use `python`, `javascript` or `typescript`".into()),
-    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

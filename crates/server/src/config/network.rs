@@ -190,6 +190,11 @@ fn hosts(effective: &Effective) -> Result<BTreeMap<String, IpAddr>, ConfigError>
         if !is_name {
             return Err(wrong("not the name of a host"));
         }
+        if name.eq_ignore_ascii_case(egress::HOST_NAME) {
+            return Err(wrong(
+                "this name is reserved: it stands for this host, whose ports `host:<port>` in `allow` opens",
+            ));
+        }
         let address = value.as_str().and_then(|text| text.parse().ok());
         hosts
             .insert(name.to_ascii_lowercase(), address.ok_or_else(|| wrong("expected an address such as `10.0.0.7`"))?);
@@ -367,6 +372,14 @@ mod tests {
                 "`network.policy.x` (from FILE): invalid value: integer `70000`",
             ),
             ("network.policy.x.max_mb = 0".into(), "`network.policy.x` (from FILE): `max_mb`: 0 lets nothing through"),
+            (
+                "network.policy.x.allow = ['host']".into(),
+                "`network.policy.x` (from FILE): `allow`: `host` stands for the loopback of this host and needs one port",
+            ),
+            (
+                "network.hosts.\"host.sandpool.internal\" = '10.0.0.1'".into(),
+                "`network.hosts.\"host.sandpool.internal\"` (from FILE): this name is reserved",
+            ),
             ("network.hosts.a = 'b'".into(), "`network.hosts.\"a\"` (from FILE): expected an address"),
             (
                 "network.default = 'public'\nnetwork.allow = ['a.test']".into(),

@@ -339,7 +339,7 @@ const GENERAL: [Setting; 76] = [
         "network.allow",
         List,
         Unset,
-        "What all sandboxes may reach, written as the `allow` of a policy; replaces `network.default`",
+        "What all sandboxes may reach, written as the `allow` of a policy; `host:3000` is port 3000 of this machine's loopback; replaces `network.default`",
     )
     .flag("network-allow", "NAME[:PORT],...", &["SANDPOOL_NETWORK_ALLOW"]),
     setting("network.policy", Table, Unset, "Policies by name; docs/network.md explains their keys"),

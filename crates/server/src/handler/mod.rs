@@ -149,7 +149,7 @@ impl McpServer {
                 return end(CallResult::Reply(reply), Facts::default(), true, false);
             }
         };
-        let (events, reporter) = progress::start(context);
+        let (events, reporter) = progress::start(context, dialect.waiting);
         let call = self.engine_call(context, EventSink(events));
         observer.lowered(&call, &op);
         let result = tasks::execute(&*self.engine, &call, op, self.may_last(context)).await;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use engine::op::Event;
+use engine::op::{Event, Waiting};
 use mcp::Outlet;
 use rmcp::RoleServer;
 use rmcp::model::{NumberOrString, ProgressNotification, ProgressNotificationParam, ProgressToken, ServerNotification};
@@ -44,7 +44,11 @@ impl Reporter {
     }
 }
 
-pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sender<Event>>, Reporter) {
+/// Starts the reports of a call. `waiting` says, in the words of the dialect, what the call waits for.
+pub(super) fn start(
+    context: &RequestContext<RoleServer>,
+    waiting: fn(&Waiting) -> String,
+) -> (Option<mpsc::Sender<Event>>, Reporter) {
     let Some(token) = context.meta.get_progress_token().filter(is_short) else { return (None, Reporter(None)) };
     let (sender, events) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
@@ -52,7 +56,15 @@ pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sende
         Some(outlet) => ProgressRoute::Outlet(outlet.clone()),
         None => ProgressRoute::Peer(context.peer.clone()),
     };
-    let report = ProgressState { route, token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
+    let report = ProgressState {
+        route,
+        token,
+        waiting,
+        waits: false,
+        count: 0,
+        pending: String::new(),
+        due: Instant::now() + ALIVE,
+    };
     // After a cancellation the client no longer knows the token.
     let task = tokio::spawn(context.ct.clone().run_until_cancelled_owned(report.until(stop.clone(), events)));
     (Some(sender), Reporter(Some((task, stop.drop_guard()))))
@@ -73,6 +85,9 @@ enum ProgressRoute {
 struct ProgressState {
     route: ProgressRoute,
     token: ProgressToken,
+    waiting: fn(&Waiting) -> String,
+    /// True while the call waits.
+    waits: bool,
     count: u32,
     pending: String,
     due: Instant,
@@ -90,7 +105,8 @@ impl ProgressState {
                 },
                 () = sleep_until(self.due) => {
                     if self.pending.is_empty() {
-                        self.pending = format!("still running after {} s", started.elapsed().as_secs());
+                        let state = if self.waits { "waiting" } else { "running" };
+                        self.pending = format!("still {state} after {} s", started.elapsed().as_secs());
                     }
                     self.send().await;
                 }
@@ -100,9 +116,11 @@ impl ProgressState {
     }
 
     fn add(&mut self, event: Event) {
+        self.waits = matches!(event, Event::Waiting(_));
         let text = match event {
             Event::Output { text, .. } => text,
-            Event::Waiting { why } => format!("{why}\n"),
+            Event::Waiting(waiting) => format!("{}\n", (self.waiting)(&waiting)),
+            Event::Resumed => return,
         };
         if self.pending.is_empty() {
             self.due = self.due.min(Instant::now() + PACE);

@@ -135,6 +135,24 @@ async fn a_background_run_is_begun_followed_and_ended() {
 }
 
 #[tokio::test]
+async fn a_denial_is_stated_once_and_a_missing_network_too() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let answer = tools.answer("run_code", json!({ "code": "denied aloud" })).await;
+    let Block::Text(text) = &answer.blocks[0] else { panic!() };
+    assert_eq!(text.matches("no rule allows it").count(), 1, "{text}");
+    assert_eq!(answer.structured["denied"], json!([mcp_fake::DENIED]));
+    let short = "CONNECT evil.test:443 was denied";
+    assert_eq!(answer.structured["stderr"], format!("retrying: {short}\n"));
+    assert_eq!(answer.structured["error"]["value"], format!("OSError: {short}, caused by OSError: {short}"));
+    assert_eq!(answer.structured["result"], format!("{{\"error\": \"{short}\"}}"));
+
+    let answer = tools.answer("run_code", json!({ "code": "offline" })).await;
+    assert_eq!(answer.structured["note"], "Network access is off: the operator gives none.");
+    let answer = tools.answer("run_code", json!({ "code": "offline, but wrong" })).await;
+    assert_eq!(answer.structured.get("note"), None);
+}
+
+#[tokio::test]
 async fn every_end_of_a_run_says_what_happened_and_what_to_do() {
     let tools = Tools::with_links(&sandpool::DIALECT);
     let mut said = String::new();

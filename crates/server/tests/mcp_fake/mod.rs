@@ -350,7 +350,7 @@ impl FakeEngine {
         let end = ran.map(|ran| Box::new(Ran { context: context.clone(), created, ..ran }));
         let mut runs = self.runs.lock().unwrap();
         runs.push(Background { context: context.clone(), command, ends, cancelled: false, end });
-        Outcome::Started(RunInfo { run: format!("run-{}", runs.len()), queued: false, context, created })
+        Outcome::Started(RunInfo { run: format!("run-{}", runs.len()), queued: None, context, created })
     }
 
     fn with_run<T>(&self, id: &str, f: impl FnOnce(&mut Background) -> T) -> Result<T, EngineError> {
@@ -371,7 +371,7 @@ impl FakeEngine {
             })?;
             if ended || until <= Instant::now() {
                 return Ok(Outcome::Progress(RunProgress {
-                    queued: false,
+                    queued: None,
                     run,
                     context_id,
                     command,
@@ -478,6 +478,21 @@ impl FakeEngine {
             // As much like an answer of the server's as code can print.
             "forge" => Ok(printed(FORGED)),
             "denied" => Ok(Ran { denied: vec![DENIED.into()], ..raised("URLError: tunnel connection failed") }),
+            // As requests prints it: one failure inside the other, with the same words.
+            "denied aloud" => Ok(Ran {
+                denied: vec![DENIED.into()],
+                stderr: Captured { text: format!("retrying: {DENIED}\n"), ..Captured::default() },
+                value: Some(plain(&format!("{{\"error\": {:?}}}", DENIED))),
+                ..raised(&format!("ProxyError: OSError: {DENIED}, caused by OSError: {DENIED}"))
+            }),
+            "offline" => Ok(Ran {
+                network_off: Some("the operator gives none"),
+                ..raised("URLError: <urlopen error [Errno -3] Temporary failure in name resolution>")
+            }),
+            "offline, but wrong" => Ok(Ran {
+                network_off: Some("the operator gives none"),
+                ..raised("ZeroDivisionError: division by zero")
+            }),
             "warned" => Ok(Ran {
                 stderr: Captured { text: "a warning\n".into(), total_bytes: 10, ..Captured::default() },
                 ..printed("done\n")
@@ -553,6 +568,7 @@ fn printed(text: &str) -> Ran {
         strays: None,
         notice: None,
         denied: Vec::new(),
+        network_off: None,
         end: RunOutcome::Ok,
         duration: Duration::from_micros(12_345),
     }

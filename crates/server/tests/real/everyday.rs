@@ -1,6 +1,6 @@
 //! What people and models do first with the default dialect.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::client::{Client, ToolResult};
 
 use crate::support::{StateDir, assert_no_traces, stdio_of};
@@ -60,5 +60,79 @@ fn commands_run_in_bash_and_a_full_disk_names_its_limit() {
     assert_eq!(code.field("note"), full, "{}", code.0);
     let line = command(&mut client, "head -c 100M /dev/zero > y");
     assert_eq!(line.field("note"), format!("The command exited with code 1.\n{full}"), "{}", line.0);
+    let file = client.call("write_file", json!({ "path": "z", "content": "x".repeat(1 << 20) }));
+    assert!(file.is_error() && file.0.to_string().contains(&format!("No space is left. {full}")), "{}", file.0);
+    assert!(client.finish().success());
+}
+
+/// A call that has to wait says what it waits for, since when, and how to end that.
+#[test]
+fn a_call_that_waits_says_for_what_and_how_to_cancel_it() {
+    let state = StateDir::new("waits");
+    let mut client = start(&state);
+    let sleeping = json!({ "code": "import time\nprint('begun', flush=True)\ntime.sleep(600)", "background": true });
+    let run = client.call("run_code", sleeping).field("run");
+    let (waits, ends) = (
+        format!("the background run {run} has been running in this context for "),
+        format!("cancel_run with run {run} ends it"),
+    );
+    let queued = client.call("run_code", json!({ "code": "1", "background": true }));
+    assert_eq!(queued.json()["status"], "queued", "{}", queued.0);
+    let note = queued.field("note");
+    assert!(note.contains(&waits) && note.contains(&ends), "{note}");
+    let still = client.call("wait_run", json!({ "run": queued.field("run"), "wait": 0 }));
+    assert!(still.field("note").contains(&waits), "{}", still.0);
+
+    let call = json!({ "name": "run_code", "arguments": { "code": "2" }, "_meta": { "progressToken": "t" } });
+    let waiting = client.begin("tools/call", call);
+    let said = format!("This call waits: {waits}");
+    let says = |note: &Value| {
+        note["params"]["message"].as_str().is_some_and(|text| text.contains(&said) && text.contains(&ends))
+    };
+    client.wait_until("the call says that it waits", |client| client.notifications.iter().any(says));
+    client.call("cancel_run", json!({ "run": run }));
+    assert_eq!(client.wait_call(waiting).field("result"), "2");
+    assert!(client.finish().success());
+}
+
+/// The runtime lies in the user's home, whose path has the user's name in it.
+#[test]
+fn tracebacks_show_no_path_of_the_host() {
+    let state = StateDir::new("paths");
+    let mut client = start(&state);
+    let failed = client.call("run_code", json!({ "code": "from pandas import nothing_at_all" }));
+    let command = command(&mut client, "python3 -c 'import pandas; pandas.DataFrame()[1]'");
+    let shown = [failed.0.to_string(), command.0.to_string()];
+    for text in &shown {
+        assert!(text.contains("/opt/sandpool/runtime/lib/python3"), "{text}");
+        assert!(!text.contains("/runtimes/python-"), "{text}");
+    }
+    let installed = client.call("run_command", json!({ "command": "command -v python3 pip && pip --version" }));
+    assert!(installed.field("stdout").starts_with("/opt/sandpool/runtime/bin/python3\n"), "{}", installed.0);
+    assert_eq!(installed.json()["status"], "ok", "{}", installed.0);
+    assert!(client.finish().success());
+}
+
+#[test]
+fn named_imports_find_what_a_commonjs_package_assigns_in_a_loop() {
+    let state = StateDir::new("imports");
+    let mut client = start(&state);
+    let package =
+        "const all = function () {}; for (const name of ['chunk']) all[name] = (list) => [list]; module.exports = all;";
+    let made = command(
+        &mut client,
+        &format!("mkdir -p node_modules/looped && echo \"{package}\" > node_modules/looped/index.js"),
+    );
+    assert_eq!(made.json()["status"], "ok", "{}", made.0);
+    for (language, code) in [
+        ("javascript", "import { chunk } from 'looped'\nJSON.stringify(chunk([1]))"),
+        (
+            "typescript",
+            "import looped, { chunk as c } from 'looped'\nconst made: number[][] = c([1]); JSON.stringify([made, typeof looped])",
+        ),
+    ] {
+        let ran = client.call("run_code", json!({ "code": code, "language": language }));
+        assert!(ran.field("result").contains("[[1]]"), "{}", ran.0);
+    }
     assert!(client.finish().success());
 }
