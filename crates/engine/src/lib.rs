@@ -24,6 +24,7 @@ mod registry;
 mod sandbox_egress;
 mod stock;
 mod tenancy;
+mod upload;
 
 pub use browser::Browsers;
 pub use config::{BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
@@ -34,3 +35,4 @@ pub use memory::{Hold, Memory};
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, StartupStep, Tenant};
 pub use sandbox::ZygoteStatus;
 pub use stock::Ready;
+pub use upload::{Upload, UploadOffer, UploadRefusal};
