@@ -1,5 +1,5 @@
 //! Links to files: `<base>/files/<key>/<path>`. The key is the permission; a link can also carry an expiry time and a
-//! signature.
+//! signature. Links for uploads: `<base>/upload/<id>`. The id is the permission.
 //!
 //! Only this module writes and parses links. It uses no clock; its caller supplies the time.
 
@@ -13,6 +13,8 @@ use text::hex;
 const LONGEST_PATH: usize = 4096;
 /// Path of the files below the base address.
 const ROOT: &str = "/files/";
+/// Path of the uploads below the base address.
+const UPLOADS: &str = "/upload/";
 
 /// Settings with which links are written. Without a base address there are no links.
 #[derive(Debug, Clone, Default)]
@@ -52,6 +54,20 @@ impl Links {
         }
         Some(link)
     }
+
+    /// Returns the address for an upload, or `None` without a base address.
+    pub fn upload(&self, id: &str) -> Option<String> {
+        Some(format!("{}{UPLOADS}{id}", self.base.as_ref()?))
+    }
+}
+
+/// Returns the id in the path of an upload's address: 32 lower-case hex digits.
+pub fn upload_id(raw: &str) -> Option<&str> {
+    raw.strip_prefix(UPLOADS).filter(|id| id.len() == 32 && id.bytes().all(is_hex))
+}
+
+fn is_hex(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
 /// Key and path of a link.
@@ -67,7 +83,6 @@ impl Address {
     /// Parses the path of a request target as it was sent. This is the only place that decodes it, and it does so once.
     pub fn parse(raw: &str) -> Option<Self> {
         let (key, path) = raw.strip_prefix(ROOT)?.split_once('/')?;
-        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if key.len() != 64 || !key.bytes().all(is_hex) {
             return None;
         }
@@ -76,6 +91,13 @@ impl Address {
         let path = components.join("/");
         let valid = path.len() <= LONGEST_PATH && components.iter().all(|component| is_plain(component));
         valid.then(|| Self { key: key.into(), path })
+    }
+
+    /// Parses a whole address, whatever its host is. The key alone decides which file it means.
+    pub(crate) fn of_url(url: &str) -> Option<Self> {
+        let (_, rest) = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"))?;
+        let path = &rest[rest.find('/')?..];
+        Self::parse(path.split_once('?').map_or(path, |(path, _)| path))
     }
 }
 
@@ -171,8 +193,7 @@ fn hex_byte(digits: &[u8]) -> Option<u8> {
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
-    let lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let whole = text.len() == 64 && lower;
+    let whole = text.len() == 64 && text.bytes().all(is_hex);
     whole.then(|| text.as_bytes().chunks(2).filter_map(hex_byte).collect())
 }
 
@@ -319,6 +340,27 @@ mod tests {
             let other = if query.as_bytes()[at] == b'0' { "1" } else { "0" };
             let mutation = format!("{}{other}{}", &query[..at], &query[at + 1..]);
             assert_eq!(signer.check(&address, &mutation, 1_000), Signed::Wrong, "{mutation}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_uploads_and_whole_addresses_have_one_spelling() {
+        let id = &KEY[..32];
+        assert_eq!(links().upload(id).unwrap(), format!("http://127.0.0.1:1/upload/{id}"));
+        assert_eq!(upload_id(&format!("/upload/{id}")), Some(id));
+        let upper = id.to_uppercase();
+        for wrong in ["", "/", &id[1..], KEY, &upper, &format!("{id}/"), &format!("/{id}"), &format!("{}%30", &id[1..])]
+        {
+            assert_eq!(upload_id(&format!("/upload/{wrong}")), None, "{wrong}");
+        }
+        let address = Some(Address { key: KEY.into(), path: "a b".into() });
+        for url in ["http://127.0.0.1:1", "https://example.com"] {
+            assert_eq!(Address::of_url(&format!("{url}/files/{KEY}/a%20b")), address);
+            assert_eq!(Address::of_url(&format!("{url}/files/{KEY}/a%20b?expires=1&signature=2")), address);
+            assert_eq!(Address::of_url(&format!("{url}/x/files/{KEY}/a%20b")), None);
+        }
+        for wrong in ["", "http://", "http://x", "file:///files/x", &format!("ftp://x/files/{KEY}/a"), KEY] {
+            assert_eq!(Address::of_url(wrong), None, "{wrong}");
         }
     }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use engine::op::{
-    Browse, Browsed, ContextInfo, ContextSelector, FileListing, FileOwner, NewContext, Op, Outcome, Ran, RunCode,
-    RunCommand, RunInfo, RunOnce, RunProgress, RuntimeInfo, SharedVolume, StoppedContext,
+    Browse, Browsed, ContextInfo, ContextSelector, Edit, Edited, FileListing, FileOwner, FoundLines, NewContext, Op,
+    Outcome, Ran, RunCode, RunCommand, RunInfo, RunOnce, RunProgress, RuntimeInfo, Search, SharedVolume,
+    StoppedContext, Target, UploadLink,
 };
 
 use crate::{Answer, ArgError, RenderInput};
@@ -101,6 +102,18 @@ operations! {
     }
     list_files(owner: FileOwner, path: String) = Op::ListFiles { owner, path }, FileListing {
         Outcome::Files(files) => files,
+    }
+    read_link(key: String, path: String, max_bytes: u64) = Op::ReadLink { key, path, max_bytes }, FileRead {
+        Outcome::File { path, content, size, key } => FileRead { path, content, size, key },
+    }
+    edit_file(owner: FileOwner, path: String, edit: Edit) = Op::EditFile { owner, path, edit }, Edited {
+        Outcome::Edited(edited) => edited,
+    }
+    search_files(owner: FileOwner, path: String, search: Search) = Op::SearchFiles { owner, path, search }, FoundLines {
+        Outcome::Found(found) => found,
+    }
+    upload_link(target: Target, path: String) = Op::UploadLink { target, path }, UploadLink {
+        Outcome::UploadLink(link) => link,
     }
     list_volumes() = Op::ListVolumes, Vec<SharedVolume> { Outcome::Volumes(volumes) => volumes }
     list_runtimes() = Op::ListRuntimes, Vec<RuntimeInfo> { Outcome::Runtimes(runtimes) => runtimes }

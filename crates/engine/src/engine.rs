@@ -30,6 +30,7 @@ use crate::registry::{Registry, SandboxFailure};
 use crate::sandbox_egress::DenialSinks;
 use crate::stock::{Ready, Stock};
 use crate::tenancy::{Removed, Tenancies, Tenancy};
+use crate::upload::{Upload, UploadLinks, UploadOffer, UploadRefusal};
 
 /// Time that a shutdown leaves calls to return their answers after their sandboxes were destroyed.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -50,6 +51,7 @@ pub(crate) struct Inner {
     pub(crate) config: Arc<EngineConfig>,
     pub(crate) tenants: Tenancies,
     pub(crate) conversations: Conversations,
+    pub(crate) upload_links: UploadLinks,
     pub(crate) registry: Registry,
     /// Parts of the engine that exist once it is ready.
     started: OnceLock<Started>,
@@ -118,6 +120,7 @@ impl Engine {
             registry: Registry::new(backend, tasks.clone(), &config, denial_sinks),
             tenants: Tenancies::new(&config),
             conversations: Conversations::default(),
+            upload_links: UploadLinks::default(),
             config: Arc::new(config),
             started: OnceLock::new(),
             state: watch::Sender::new(Readiness::Preparing("starting".into())),
@@ -294,6 +297,19 @@ impl Engine {
         catch_panic(self.inner.clone().open_link(key, path, None)).await
     }
 
+    /// Returns what a link for an upload permits, without using it.
+    pub fn upload_offer(&self, id: &str) -> Result<UploadOffer, UploadRefusal> {
+        self.inner.upload_offer(id)
+    }
+
+    /// Begins the upload that a link permits. The id is the permission to write.
+    pub async fn begin_upload(&self, id: &str) -> Result<Upload, UploadRefusal> {
+        if self.inner.closing.is_cancelled() {
+            return Err(UploadRefusal::Failed(EngineError::ShuttingDown));
+        }
+        self.inner.clone().begin_upload(id).await
+    }
+
     /// Refuses new calls, lets running ones end within `grace` and destroys everything. A second call cuts the grace
     /// time short. The shutdown continues even if this future is dropped, which only waits for it.
     pub async fn shutdown(&self, grace: Duration) {
@@ -353,6 +369,7 @@ fn weight(outcome: &Outcome) -> usize {
             let ended = progress.end.as_ref().and_then(|end| end.as_ref().ok());
             progress.output.len() + ended.map_or(0, |ran| weight_of(ran))
         }
+        Outcome::Found(found) => found.lines.iter().map(|line| line.path.len() + line.text.len() + 64).sum(),
         Outcome::Files(files) => files.entries.iter().map(|entry| entry.path.len() + 64).sum(),
         _ => 0,
     }

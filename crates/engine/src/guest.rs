@@ -245,6 +245,11 @@ impl PendingCall {
         async move { client.send(id, &ToGuest::Interrupt).await }
     }
 
+    /// Sends another message of the same call.
+    pub(crate) async fn send(&self, message: &ToGuest) -> Result<(), GuestLost> {
+        self.client.send(self.id, message).await
+    }
+
     pub(crate) async fn send_file(&self, chunk: &[u8]) -> Result<(), GuestLost> {
         let mut bytes = Vec::with_capacity(chunk.len() + proto::frame::HEADER);
         proto::encode(&mut bytes, FrameKind::File, self.id, chunk);

@@ -24,6 +24,7 @@ mod registry;
 mod sandbox_egress;
 mod stock;
 mod tenancy;
+mod upload;
 mod workspaces;
 
 pub use browser::Browsers;
@@ -37,3 +38,4 @@ pub use memory::{Hold, Memory};
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, StartupStep, Tenant};
 pub use sandbox::ZygoteStatus;
 pub use stock::Ready;
+pub use upload::{Upload, UploadOffer, UploadRefusal};

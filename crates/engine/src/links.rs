@@ -48,7 +48,7 @@ pub(crate) fn workspace_name(secret: &[u8; 32], tenant: &Tenant, realm: Realm, n
 
 /// Computes a key from its parts. Each part is preceded by its length, so that no two lists of parts give the same
 /// bytes.
-fn key(secret: &[u8; 32], parts: &[&str]) -> String {
+pub(crate) fn key(secret: &[u8; 32], parts: &[&str]) -> String {
     let mut hash = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, secret));
     for part in parts {
         hash.update(&(part.len() as u64).to_be_bytes());

@@ -12,17 +12,17 @@ mod outcome;
 // Types of the wire protocol that are part of this interface. A dialect renders them and must not import `proto`
 // itself.
 pub use proto::browser;
-pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
+pub use proto::{Ended, FileEntry, FileKind, FoundLine, FoundLines, Language, MimeBundle, Root, SearchBound, Stream};
 pub use sandbox::SharedVolume;
 
 pub use call::{Call, Event, EventSink, Quota, Realm, Tenant, Waiting};
 pub use error::EngineError;
 pub use notice::{Notice, NoticeKind, StartupStep};
 pub use operation::{
-    Browse, Command, ContextSelector, Environment, FileOwner, Network, NewContext, Op, RunCode, RunCommand, RunOnce,
-    Size, Target,
+    Browse, Command, ContextSelector, Edit, Environment, FileOwner, Network, NewContext, Op, RunCode, RunCommand,
+    RunOnce, Search, Size, Target,
 };
 pub use outcome::{
-    Browsed, Captured, CellError, ContextInfo, FileListing, Health, KeptOutput, Outcome, Ran, RecentFile, RunInfo,
-    RunOutcome, RunProgress, RuntimeInfo, StoppedContext,
+    Browsed, Captured, CellError, ContextInfo, Edited, FileListing, Health, KeptOutput, Outcome, Ran, RecentFile,
+    RunInfo, RunOutcome, RunProgress, RuntimeInfo, StoppedContext, UploadLink,
 };

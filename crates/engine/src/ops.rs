@@ -18,6 +18,7 @@ mod admit;
 mod background;
 mod browse;
 mod create_context;
+mod edit_file;
 mod file_access;
 mod list_contexts;
 mod list_files;
@@ -26,11 +27,13 @@ mod read_link;
 mod run_code;
 mod run_command;
 mod run_once;
+mod search_files;
 pub(crate) mod stop_context;
+mod upload_link;
 mod write_file;
 
 /// Maximum time that a guest may take for a file operation.
-const FILE_WAIT: Duration = Duration::from_secs(30);
+pub(crate) const FILE_WAIT: Duration = Duration::from_secs(30);
 const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
@@ -49,6 +52,9 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
         Op::WriteFile { owner, path, content } => ops.write_file(&call, owner, path, content).await,
         Op::ReadFile { owner, path } => ops.read_file(&call, owner, path).await,
         Op::ListFiles { owner, path } => ops.list_files(&call, owner, path).await,
+        Op::EditFile { owner, path, edit } => ops.edit_file(&call, owner, path, edit).await,
+        Op::SearchFiles { owner, path, search } => ops.search_files(&call, owner, path, search).await,
+        Op::UploadLink { target, path } => ops.upload_link(&call, target, path).await,
         Op::ReadLink { key, path, max_bytes } => ops.read_link(&call, &key, &path, max_bytes).await,
         Op::RecentFiles => Ok(ops.recent_files().await),
         Op::ListVolumes => Ok(Outcome::Volumes(ops.tenancy.config().volumes.clone())),
@@ -320,7 +326,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), EngineError> {
 }
 
 /// Converts a guest's refusal of a file operation into an error of the engine.
-fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &LiveSandbox) -> EngineError {
+pub(crate) fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &LiveSandbox) -> EngineError {
     let FromGuest::Failed { failure, message } = answer else {
         return EngineError::Sandbox(sandbox.guest.close("the guest answered something else").0);
     };
@@ -330,6 +336,7 @@ fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &LiveSandbox) 
         proto::GuestFailure::NotFound => EngineError::FileNotFound(path),
         proto::GuestFailure::TooLarge => EngineError::FileTooLarge { path, limit },
         proto::GuestFailure::NoSpace => EngineError::NoSpace { disk_bytes: sandbox.disk_bytes() },
+        proto::GuestFailure::Pattern => EngineError::InvalidPattern(crate::registry::one_line(&message)),
         proto::GuestFailure::Kernel
         | proto::GuestFailure::Busy
         | proto::GuestFailure::Browser

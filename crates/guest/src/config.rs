@@ -7,9 +7,10 @@ use jail::spec::{DATA, WORKSPACE};
 
 #[derive(Debug, Clone)]
 pub struct GuestConfig {
-    /// Directory of the file operations, together with `data`. They reach nothing outside of these two.
+    /// Directory of the file operations, together with `data` and `tmp`. They reach nothing outside of these three.
     pub workspace: PathBuf,
     pub data: PathBuf,
+    pub tmp: PathBuf,
     /// Directory for files that the browser may read.
     pub uploads: PathBuf,
     /// Directory on whose file system long output is kept. No file in this directory gets a name.
@@ -25,6 +26,7 @@ impl Default for GuestConfig {
         Self {
             workspace: WORKSPACE.into(),
             data: DATA.into(),
+            tmp: "/tmp".into(),
             uploads: "/uploads".into(),
             outputs: "/tmp".into(),
             transpiler: vec!["/proc/self/exe".into(), "transpile".into()],

@@ -1,34 +1,43 @@
-//! This module writes, reads and lists files of the sandbox for the host, beneath a few directories and never outside
-//! of them.
+//! This module writes, reads, edits, lists and searches files of the sandbox for the host, beneath a few directories and
+//! never outside of them.
 //!
 //! Large files are transferred in chunks, between the other work of the loop. The module knows no kernels.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use jail::beneath::{self, NewFile};
-use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, Root};
+use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, Root, SearchQuery};
 
+use crate::config::GuestConfig;
 use crate::host::{Broken, Host};
 use crate::outputs::Outputs;
+use crate::search::Search;
 
 const CHUNK: usize = 64 << 10;
 /// Maximum number of chunks per file and turn of the loop.
 const CHUNKS_PER_TURN: usize = 4;
 /// Maximum size of a listing, which must fit into one message even if each character is escaped.
 const MAX_LISTING: usize = 15 << 20;
+/// Maximum number of line numbers in the reply to an edit.
+const MAX_EDIT_LINES: usize = 10;
+/// Maximum number of searches that are under way or wait. Each of them remembers the entries that it has not visited.
+const MAX_SEARCHES: usize = 8;
 
 pub(crate) struct FileOperations {
     workspace: PathBuf,
     data: PathBuf,
+    tmp: PathBuf,
     outputs: Outputs,
     reading: BTreeMap<u64, Reading>,
     writing: BTreeMap<u64, Writing>,
     /// Listings that have not begun.
     listing: VecDeque<List>,
+    /// Searches in the order of their arrival; only the first one proceeds.
+    searching: VecDeque<Search>,
 }
 
 /// Part of a file to read, and the maximum size of the whole file.
@@ -55,8 +64,28 @@ struct Reading {
 
 struct Writing {
     file: NewFile,
+    /// Number of bytes that were written.
     size: u64,
+    /// Number of bytes that may still come.
     left: u64,
+    end: WriteEnd,
+}
+
+/// What ends a file that is being written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WriteEnd {
+    /// Its last byte.
+    Size,
+    /// The host's message.
+    Message,
+}
+
+/// A replacement of text in a file.
+pub(crate) struct Edit<'a> {
+    pub old: &'a str,
+    pub new: &'a str,
+    pub all: bool,
+    pub max_size: u64,
 }
 
 /// A failed operation, as it is reported to the host.
@@ -68,14 +97,22 @@ pub(crate) struct FileFailure {
 type Result<T> = std::result::Result<T, FileFailure>;
 
 impl FileOperations {
-    pub(crate) fn new(workspace: PathBuf, data: PathBuf, outputs: Outputs) -> Self {
-        let (reading, writing) = (BTreeMap::new(), BTreeMap::new());
-        Self { workspace, data, outputs, reading, writing, listing: VecDeque::new() }
+    pub(crate) fn new(config: &GuestConfig, outputs: Outputs) -> Self {
+        Self {
+            workspace: config.workspace.clone(),
+            data: config.data.clone(),
+            tmp: config.tmp.clone(),
+            outputs,
+            reading: BTreeMap::new(),
+            writing: BTreeMap::new(),
+            listing: VecDeque::new(),
+            searching: VecDeque::new(),
+        }
     }
 
     /// Returns whether there is something to send.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.reading.is_empty() || !self.listing.is_empty()
+        !self.reading.is_empty() || !self.listing.is_empty() || !self.searching.is_empty()
     }
 
     /// Drops all operations because the host is gone. No half-written file remains.
@@ -83,30 +120,45 @@ impl FileOperations {
         self.reading.clear();
         self.writing.clear();
         self.listing.clear();
+        self.searching.clear();
     }
 
     // ---- writing
 
     pub(crate) fn write(&mut self, call: u64, root: Root, path: &str, size: u64, host: &mut Host) {
-        let begun = self.resolve(root, path).and_then(|resolved| match resolved {
-            ResolvedPath::Beneath(root, path) => Ok(root.create_file(path)?),
-            ResolvedPath::Outputs => {
-                Err(FileFailure::path(format!("`{path}` is kept output, which cannot be written")))
-            }
-        });
-        match begun {
-            Ok(file) => {
-                self.writing.insert(call, Writing { file, size, left: size });
-                self.commit_if_whole(call, host);
-            }
+        self.begin_write(call, root, path, (size, WriteEnd::Size), host);
+        self.commit_if_whole(call, host);
+    }
+
+    /// Begins a file of at most `max_size` bytes, which [`Self::end_stream`] or [`Self::abort`] ends.
+    pub(crate) fn write_stream(&mut self, call: u64, root: Root, path: &str, max_size: u64, host: &mut Host) {
+        self.begin_write(call, root, path, (max_size, WriteEnd::Message), host);
+    }
+
+    fn begin_write(&mut self, call: u64, root: Root, path: &str, (left, end): (u64, WriteEnd), host: &mut Host) {
+        match self.resolve_writable(root, path).and_then(|(root, path)| Ok(root.create_file(path)?)) {
+            Ok(file) => drop(self.writing.insert(call, Writing { file, size: 0, left, end })),
             Err(failure) => failure.send(call, host),
         }
+    }
+
+    /// Gives a streamed file its name. After a failure there is nothing to end.
+    pub(crate) fn end_stream(&mut self, call: u64, host: &mut Host) {
+        if self.writing.get(&call).is_some_and(|writing| writing.end == WriteEnd::Message) {
+            self.commit(call, host);
+        }
+    }
+
+    /// Drops the file that this call writes, and leaves nothing of it.
+    pub(crate) fn abort(&mut self, call: u64) {
+        self.writing.remove(&call);
     }
 
     /// Writes bytes of a file. After a failure, the remaining bytes of the file are ignored.
     pub(crate) fn receive(&mut self, call: u64, bytes: &[u8], host: &mut Host) -> std::result::Result<(), Broken> {
         let Some(writing) = self.writing.get_mut(&call) else { return Ok(()) };
         writing.left = writing.left.checked_sub(bytes.len() as u64).ok_or(Broken)?;
+        writing.size += bytes.len() as u64;
         if let Err(error) = writing.file.write_all(bytes) {
             let failure = FileFailure::from(writing.file.explain(&error));
             self.writing.remove(&call);
@@ -118,14 +170,60 @@ impl FileOperations {
     }
 
     fn commit_if_whole(&mut self, call: u64, host: &mut Host) {
-        if self.writing.get(&call).is_none_or(|writing| writing.left > 0) {
-            return;
+        if self.writing.get(&call).is_some_and(|writing| writing.left == 0 && writing.end == WriteEnd::Size) {
+            self.commit(call, host);
         }
+    }
+
+    fn commit(&mut self, call: u64, host: &mut Host) {
         let Some(writing) = self.writing.remove(&call) else { return };
         match writing.file.commit() {
             Ok(()) => host.send(call, &FromGuest::Written { size: writing.size }),
             Err(error) => FileFailure::from(error).send(call, host),
         }
+    }
+
+    // ---- editing
+
+    pub(crate) fn edit(&self, call: u64, root: Root, path: &str, edit: &Edit<'_>, host: &mut Host) {
+        match self.edit_now(root, path, edit) {
+            Ok(edited) => host.send(call, &edited),
+            Err(failure) => failure.send(call, host),
+        }
+    }
+
+    /// Reads the file, replaces the text and writes the file anew under its name, all within one turn of the loop.
+    fn edit_now(&self, root: Root, path: &str, edit: &Edit<'_>) -> Result<FromGuest> {
+        let Edit { old, new, all, max_size } = *edit;
+        let too_large = || {
+            let message = format!("`{path}` has, or would have, more than {max_size} bytes");
+            FileFailure { failure: GuestFailure::TooLarge, message }
+        };
+        if old.is_empty() {
+            return Err(FileFailure::path("there is no text to replace".into()));
+        }
+        let (root, below) = self.resolve_writable(root, path)?;
+        let mut content = Vec::new();
+        let read = root.read_file(below)?.take(max_size.saturating_add(1)).read_to_end(&mut content);
+        read.map_err(|error| FileFailure::io(format!("cannot read `{path}`: {error}")))?;
+        if content.len() as u64 > max_size {
+            return Err(too_large());
+        }
+        let text = String::from_utf8(content).ok().filter(|text| !text.contains('\0'));
+        let text = text.ok_or_else(|| FileFailure::path(format!("`{path}` is not text in UTF-8")))?;
+        let found = text.matches(old).count() as u64;
+        let lines = lines_of(&text, old);
+        if found == 0 || found > 1 && !all {
+            return Ok(FromGuest::Edited { found, replaced: 0, lines, size: text.len() as u64 });
+        }
+        // The size is computed first, because a short text that is replaced often could become larger than the memory.
+        let kept = text.len() as u64 - found * old.len() as u64;
+        let size = found.checked_mul(new.len() as u64).and_then(|added| kept.checked_add(added));
+        let size = size.filter(|size| *size <= max_size).ok_or_else(too_large)?;
+        let mut file = root.create_file(below)?;
+        file.write_all(text.replace(old, new).as_bytes()).map_err(|error| file.explain(&error))?;
+        file.commit()?;
+        Ok(FromGuest::Edited { found, replaced: found, lines, size })
     }
 
     // ---- reading
@@ -183,6 +281,28 @@ impl FileOperations {
         {
             self.list_now(&list, host);
         }
+        if let Some(found) = self.searching.front_mut().and_then(Search::advance) {
+            let call = self.searching.pop_front().map(|search| search.call);
+            host.send(call.unwrap_or_default(), &FromGuest::Found { found });
+        }
+    }
+
+    // ---- searching
+
+    /// Queues a search, which proceeds between the other work of the loop.
+    pub(crate) fn search(&mut self, call: u64, root: Root, path: &str, query: &SearchQuery, host: &mut Host) {
+        let begun = self.resolve(root, path).and_then(|resolved| match resolved {
+            _ if self.searching.len() >= MAX_SEARCHES => {
+                let message = format!("{MAX_SEARCHES} searches are under way already");
+                Err(FileFailure { failure: GuestFailure::Busy, message })
+            }
+            ResolvedPath::Beneath(root, path) => Search::begin(call, root, path, query),
+            ResolvedPath::Outputs => Err(FileFailure::path("kept output cannot be searched".into())),
+        });
+        match begun {
+            Ok(search) => self.searching.push_back(search),
+            Err(failure) => failure.send(call, host),
+        }
     }
 
     // ---- listing
@@ -238,6 +358,7 @@ impl FileOperations {
         let dir = match root {
             Root::Workspace => &self.workspace,
             Root::Data => &self.data,
+            Root::Tmp => &self.tmp,
             Root::Outputs => return Ok(ResolvedPath::Outputs),
         };
         let given = Path::new(path);
@@ -250,6 +371,26 @@ impl FileOperations {
         };
         Ok(ResolvedPath::Beneath(beneath::Root::open(dir)?, below))
     }
+
+    fn resolve_writable<'p>(&self, root: Root, path: &'p str) -> Result<(beneath::Root, &'p Path)> {
+        match self.resolve(root, path)? {
+            ResolvedPath::Beneath(root, path) => Ok((root, path)),
+            ResolvedPath::Outputs => {
+                Err(FileFailure::path(format!("`{path}` is kept output, which cannot be written")))
+            }
+        }
+    }
+}
+
+/// Returns the lines of the first occurrences of `old`.
+fn lines_of(text: &str, old: &str) -> Vec<u64> {
+    let (mut line, mut seen) = (1, 0);
+    let at = text.match_indices(old).take(MAX_EDIT_LINES).map(|(at, _)| {
+        line += text[seen..at].matches('\n').count() as u64;
+        seen = at;
+        line
+    });
+    at.collect()
 }
 
 /// A resolved path.
@@ -335,7 +476,8 @@ mod tests {
         let mut host = Host::default();
         host.connect(ours).unwrap();
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let mut files = FileOperations::new(root.clone(), root.clone(), Outputs::new(root));
+        let config = GuestConfig { workspace: root.clone(), ..GuestConfig::default() };
+        let mut files = FileOperations::new(&config, Outputs::new(root));
         let list = |call| List {
             call,
             root: Root::Workspace,

@@ -19,6 +19,7 @@ mod lines;
 mod output;
 mod outputs;
 mod process;
+mod search;
 mod server;
 mod transpile;
 mod transpiler;

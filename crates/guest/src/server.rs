@@ -102,7 +102,7 @@ impl Server {
     fn new(config: GuestConfig) -> Self {
         let outputs = Outputs::new(config.outputs.clone());
         Self {
-            files: FileOperations::new(config.workspace.clone(), config.data.clone(), outputs.clone()),
+            files: FileOperations::new(&config, outputs.clone()),
             uploads: Uploads::new(config.workspace.clone(), config.uploads.clone()),
             browser: None,
             outputs,

@@ -124,11 +124,20 @@ impl Root {
         self.walk(path.as_ref(), max, SortOrder::Newest)
     }
 
+    /// Lists one directory without what is below its subdirectories, sorted by name.
+    pub fn list_one(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
+        let path = path.as_ref();
+        self.walk_at(path, max, SortOrder::Path)?.run_once().map_err(|e| error(path, e))
+    }
+
     fn walk(&self, path: &Path, max: usize, order: SortOrder) -> Result<Listing> {
+        self.walk_at(path, max, order)?.run().map_err(|e| error(path, e))
+    }
+
+    fn walk_at(&self, path: &Path, max: usize, order: SortOrder) -> Result<Walk> {
         let start = if path.as_os_str().is_empty() { Path::new(".") } else { checked(path)? };
         let top = self.resolve(start, DIRECTORY, RESOLVE).map_err(|e| error(path, e))?;
-        let walk = Walk { top: Root(top), max, order, visited: 0, total: 0, entries: BTreeMap::new() };
-        walk.run().map_err(|e| error(path, e))
+        Ok(Walk { top: Root(top), max, order, visited: 0, total: 0, entries: BTreeMap::new() })
     }
 
     fn resolve(&self, path: &Path, flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
@@ -264,8 +273,17 @@ struct Walk {
 }
 
 impl Walk {
+    fn visit_top(&mut self) -> rustix::io::Result<Vec<PathBuf>> {
+        self.visit(Path::new("."), self.top.0.try_clone().map_err(|_| Errno::MFILE)?)
+    }
+
+    fn run_once(mut self) -> rustix::io::Result<Listing> {
+        self.visit_top()?;
+        Ok(self.listing())
+    }
+
     fn run(mut self) -> rustix::io::Result<Listing> {
-        let mut waiting = self.visit(Path::new("."), self.top.0.try_clone().map_err(|_| Errno::MFILE)?)?;
+        let mut waiting = self.visit_top()?;
         while let Some(dir) = waiting.pop() {
             if self.visited >= MAX_VISITED {
                 break;
@@ -275,7 +293,11 @@ impl Walk {
             let Ok(fd) = self.top.resolve(&dir, DIRECTORY, RESOLVE | ResolveFlags::NO_SYMLINKS) else { continue };
             waiting.extend(self.visit(&dir, fd).unwrap_or_default());
         }
-        Ok(Listing { entries: self.entries.into_values().collect(), total: self.total })
+        Ok(self.listing())
+    }
+
+    fn listing(self) -> Listing {
+        Listing { entries: self.entries.into_values().collect(), total: self.total }
     }
 
     /// Records the entries of one directory and returns its subdirectories.

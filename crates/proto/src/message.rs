@@ -52,6 +52,8 @@ pub enum Root {
     Workspace,
     /// The directory `/data`.
     Data,
+    /// The directory `/tmp`.
+    Tmp,
     /// Kept output, addressed by the names in `KeptOutput`. These files are read-only and expire after a while.
     Outputs,
 }
@@ -112,12 +114,23 @@ pub enum ToGuest {
         keep_over: Option<u64>,
     },
     /// Interrupts the `Run` or `Exec` call with this number and kills it after its grace time. This message has no
-    /// reply: the interrupted call ends with `Cancelled`.
+    /// reply: the interrupted call ends with `Cancelled`. It also ends a `StreamFile` call.
     Interrupt,
     /// Writes a file, creating missing directories. The host sends `size` bytes in `File` frames of the same call. The
     /// guest replies with `Written` or `Failed`. `Failed` may arrive before all bytes were sent; the guest then ignores
     /// the rest.
     WriteFile { root: Root, path: String, size: u64 },
+    /// Writes a file whose size is not known in advance, creating missing directories. The host sends at most `max_size`
+    /// bytes in `File` frames of the same call and then `EndFile`. The guest replies as for `WriteFile`. `Interrupt`
+    /// removes what was written; the guest then sends no reply.
+    StreamFile { root: Root, path: String, max_size: u64 },
+    /// Ends the file of the `StreamFile` call with this number, which then gets its name.
+    EndFile,
+    /// Replaces `old` with `new` in a text file if `old` occurs exactly once, or everywhere if `all` is set. The guest
+    /// replies with `Edited` or `Failed`. A file that is larger than `max_size`, or would be, fails with `TooLarge`.
+    EditFile { root: Root, path: String, old: String, new: String, all: bool, max_size: u64 },
+    /// Searches the names and the lines of the files below `path`. The guest replies with `Found` or `Failed`.
+    SearchFiles { root: Root, path: String, query: SearchQuery },
     /// Reads a file. The guest replies with `FileStart`, then `File` frames with at most `length` bytes starting at
     /// `offset`, then `Done`; or with `Failed`. A file larger than `max_size` fails with `TooLarge`.
     ReadFile { root: Root, path: String, offset: u64, length: u64, max_size: Option<u64> },
@@ -167,6 +180,18 @@ pub enum FromGuest {
     /// Result of a listing. `total` counts all entries, or all regular files for `ListOrder::Newest`, even if `entries`
     /// contains fewer.
     Files { entries: Vec<FileEntry>, total: u64 },
+    /// Result of an edit. If `replaced` is 0, the file is as it was.
+    Edited {
+        /// How often the text occurs.
+        found: u64,
+        replaced: u64,
+        /// Lines of the first occurrences, counted from 1.
+        lines: Vec<u64>,
+        /// Size of the file after the edit.
+        size: u64,
+    },
+    /// Result of a search.
+    Found { found: FoundLines },
     /// The browser shows a blank page; `version` is the browser's own.
     BrowserReady { version: String },
     /// The browser action has ended.
@@ -261,6 +286,52 @@ pub struct FileEntry {
     pub modified: i64,
 }
 
+/// Describes what a search looks for, and its bounds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SearchQuery {
+    /// Pattern of file names with `*`, `**`, `?`, `[…]` and `{a,b}`. It applies to the path below the searched directory
+    /// if it contains a slash, and to the last component otherwise. Without a pattern every name fits.
+    pub glob: Option<String>,
+    /// Text to find in lines, literally or as a regular expression. Without a text the names are the result.
+    pub text: Option<String>,
+    pub regex: bool,
+    pub max_lines: u32,
+    /// Maximum number of bytes of all paths and lines of the result together.
+    pub max_bytes: u32,
+    pub after_ms: u64,
+}
+
+/// The lines, or the names, that a search found, in the order of their paths.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundLines {
+    pub lines: Vec<FoundLine>,
+    /// Number of files whose name fitted and that were read or listed.
+    pub files: u64,
+    /// Number of files with a fitting name that were not read, because they are binary, too large or unreadable.
+    pub skipped: u64,
+    /// The bound that ended the search early.
+    pub stopped: Option<SearchBound>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundLine {
+    /// Path relative to the searched directory.
+    pub path: String,
+    /// Line number counted from 1, or 0 if the name is the result.
+    pub line: u64,
+    /// The line, or the part of a long line around the place that was found.
+    pub text: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SearchBound {
+    Time,
+    /// The number of files and directories, or the number of bytes that are read.
+    Size,
+    Results,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
@@ -280,12 +351,14 @@ pub enum GuestFailure {
     NoSpace,
     /// The kernel does not exist, is busy, or could not be started.
     Kernel,
-    /// The maximum number of commands is already running.
+    /// The maximum number of commands, or of searches, is already running.
     Busy,
     /// There is no browser, or it cannot be started.
     Browser,
     /// A variable has an invalid name or value, or there are too many variables. The message contains no values.
     Environment,
+    /// The pattern of a search is invalid or too large.
+    Pattern,
     /// The operating system refused the operation for any other reason.
     Io,
 }

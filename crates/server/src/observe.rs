@@ -97,14 +97,20 @@ impl Observer {
 
     /// Records that a file was fetched by its link.
     pub(crate) fn file_served(&self, served: &ServedFile<'_>) {
-        let Some(journal) = &self.journal else { return };
-        let context = Some(head(served.key));
-        journal.record(JournalEntry {
-            context,
-            peer: served.peer,
-            bytes_out: Some(served.bytes),
-            ..JournalEntry::event("file_read")
-        });
+        let bytes_out = Some(served.bytes);
+        self.file_moved(served, JournalEntry { bytes_out, ..JournalEntry::event("file_read") });
+    }
+
+    /// Records that a file was uploaded by a link.
+    pub(crate) fn file_received(&self, received: &ServedFile<'_>) {
+        let bytes_in = Some(received.bytes);
+        self.file_moved(received, JournalEntry { bytes_in, ..JournalEntry::event("file_uploaded") });
+    }
+
+    fn file_moved(&self, file: &ServedFile<'_>, entry: JournalEntry) {
+        if let Some(journal) = &self.journal {
+            journal.record(JournalEntry { context: Some(head(file.key)), peer: file.peer, ..entry });
+        }
     }
 
     /// Records that a tenant read a file as a resource.

@@ -240,7 +240,7 @@ impl Backend for FakeBackend {
                 let around = spec.groups.iter().filter_map(|group| group.memory_bytes);
                 around.fold(spec.limits.memory_bytes, u64::min)
             },
-            files: [Arc::default(), volume.unwrap_or_default(), Arc::default()],
+            files: [Arc::default(), volume.unwrap_or_default(), Arc::default(), Arc::default()],
             id: format!("sbx-{number}"),
             isolation: no_isolation(),
             backend: self.clone(),
@@ -299,7 +299,7 @@ struct FakeSandbox {
     has_room: bool,
     /// The least limit around it.
     memory_bytes: u64,
-    files: [Arc<Files>; 3],
+    files: [Arc<Files>; 4],
     gone: Notify,
     destroyed: AtomicBool,
 }
@@ -319,6 +319,7 @@ fn at(root: proto::Root) -> usize {
         proto::Root::Workspace => 0,
         proto::Root::Data => 1,
         proto::Root::Outputs => 2,
+        proto::Root::Tmp => 3,
     }
 }
 

@@ -62,6 +62,8 @@ impl Backend for InProcess {
     async fn shutdown(&self) {}
 }
 
+const TMP: &str = "/tmp";
+
 fn isolation() -> Isolation {
     Isolation { level: Level::Basic, missing: vec!["everything: a back end for tests".into()] }
 }
@@ -69,6 +71,7 @@ fn isolation() -> Isolation {
 fn write_root(root: &Path, spec: &SandboxSpec) -> std::io::Result<()> {
     std::fs::create_dir_all(inside(root, WORKSPACE))?;
     std::fs::create_dir_all(inside(root, DATA))?;
+    std::fs::create_dir_all(inside(root, TMP))?;
     for file in &spec.files {
         let path = inside(root, &file.path.to_string_lossy());
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
@@ -107,6 +110,7 @@ impl Sandbox for Place {
         let config = guest::GuestConfig {
             workspace: inside(&self.root, WORKSPACE),
             data: inside(&self.root, DATA),
+            tmp: inside(&self.root, TMP),
             outputs: self.root.clone(),
             transpiler: self.transpiler.clone(),
             ..guest::GuestConfig::default()
@@ -173,7 +177,7 @@ fn translate(out: &mut Vec<u8>, frame: Frame, root: &Path) {
         return proto::encode(out, frame.kind, frame.call, &frame.payload);
     };
     let translate_path = |path: &mut String| {
-        if [WORKSPACE, DATA].iter().any(|dir| Path::new(path.as_str()).starts_with(dir)) {
+        if [WORKSPACE, DATA, TMP].iter().any(|dir| Path::new(path.as_str()).starts_with(dir)) {
             *path = inside(root, path).to_string_lossy().into_owned();
         }
     };
@@ -186,6 +190,9 @@ fn translate(out: &mut Vec<u8>, frame: Frame, root: &Path) {
         }
         ToGuest::Exec { cwd: path, .. }
         | ToGuest::WriteFile { path, .. }
+        | ToGuest::StreamFile { path, .. }
+        | ToGuest::EditFile { path, .. }
+        | ToGuest::SearchFiles { path, .. }
         | ToGuest::ReadFile { path, .. }
         | ToGuest::ListFiles { path, .. } => translate_path(path),
         _ => return proto::encode(out, frame.kind, frame.call, &frame.payload),

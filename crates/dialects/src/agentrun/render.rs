@@ -83,9 +83,11 @@ fn answer(error: &EngineError) -> Answer {
             ("INVALID_LANGUAGE", format!("Unsupported language: context {} runs {}", shown(context), is.name()))
         }
         E::RunNotFound(run) => ("RUN_NOT_FOUND", format!("Run not found: {}", shown(run))),
-        E::NetworkOff(why) | E::NoBrowser(why) | E::InvalidEnvironment(why) | E::InUse(why) => {
-            ("INVALID_PARAMS", why.clone())
-        }
+        E::NetworkOff(why)
+        | E::NoBrowser(why)
+        | E::InvalidEnvironment(why)
+        | E::InvalidPattern(why)
+        | E::InUse(why) => ("INVALID_PARAMS", why.clone()),
         E::Cancelled => ("CANCELLED", "Cancelled by the client".into()),
         E::Sandbox(why) => ("SANDBOX_FAILED", format!("The sandbox failed: {why}")),
     };

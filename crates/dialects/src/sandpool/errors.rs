@@ -113,6 +113,7 @@ pub(super) fn sentence(error: &EngineError) -> String {
         E::StopFailed(why) => format!("The context could not be stopped: {why}. Try again."),
         E::FileNotFound(path) => format!("There is no file {}; list_files shows what there is.", shown(path)),
         E::InvalidPath { path, why } => format!("The path {} is refused: {why}.", shown(path)),
+        E::InvalidPattern(why) => format!("The search was not run: {why}."),
         E::FileTooLarge { path, limit } => format!(
             "{} is over the limit of {limit} bytes for one call; read or write it in parts with run_code.",
             shown(path)

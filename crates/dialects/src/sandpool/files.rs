@@ -1,24 +1,25 @@
-//! The tools that read, write and list files.
+//! The tools that read, write, edit, list and search files, and the one that makes links for uploads.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::FileOwner;
+use engine::op::{Edit, Edited, EngineError, FileOwner, FoundLines, Root, Search, SearchBound, UploadLink};
 use serde_json::{Value, json};
-use text::{clipped, shown};
+use text::{clipped, iso8601, shown};
 
-use super::errors::failure;
+use super::errors::{self, failure};
 use super::target;
 use crate::args::{AnyText, Argument, Count, args};
+use crate::links::Address;
 use crate::operation::{self, FileRead, FileWritten};
 use crate::output::output;
 use crate::shared::TEXT_BUDGET;
 use crate::shared::files::{Encoding, FILE_BUDGET, Listing, WORKSPACE, decode, path_below};
 use crate::shared::run::{PICTURE_BUDGET, VISIBLE};
-use crate::{Answer, ArgError, Block, Lowering, Options, RenderInput, mime};
+use crate::{Answer, ArgError, Block, Lowering, Options, RenderInput, Reply, mime};
 
 args! {
     struct ReadFileArgs {
-        path: FilePath,
+        path: Readable,
         context: Option<String>,
         encoding: Option<Encoding>,
         /// Lines are counted from 1.
@@ -28,6 +29,81 @@ args! {
 
     struct WriteFileArgs { path: FilePath, content: AnyText, context: Option<String>, encoding: Option<Encoding> }
     struct ListFilesArgs { path: Option<FilePath>, context: Option<String> }
+
+    struct EditFileArgs {
+        path: Located,
+        old_string: String,
+        new_string: AnyText,
+        replace_all: bool,
+        context: Option<String>,
+    }
+
+    struct SearchFilesArgs {
+        text: Option<String>,
+        regex: bool,
+        glob: Option<String>,
+        path: Option<Located>,
+        context: Option<String>,
+    }
+
+    struct UploadLinkArgs { path: FilePath, context: Option<String> }
+}
+
+/// Directories beside the workspace. The last one holds kept output; no code can look into it.
+pub(super) const OUTPUTS: &str = "/outputs";
+const DIRECTORIES: [(&str, Root); 3] = [("/tmp", Root::Tmp), ("/data", Root::Data), (OUTPUTS, Root::Outputs)];
+/// Maximum size of the lines that a search returns.
+const FOUND_BUDGET: usize = TEXT_BUDGET / 4 * 3;
+
+/// A path in one of the directories of a context.
+struct Located {
+    root: Root,
+    /// Path relative to the directory.
+    path: String,
+}
+
+impl Argument for Located {
+    const FILLED: bool = true;
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let text = String::parse(field, value)?;
+        let is_below = |dir: &str| text.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let elsewhere = DIRECTORIES.iter().find(|(dir, _)| is_below(dir));
+        let (dir, root) = elsewhere.copied().unwrap_or((WORKSPACE, Root::Workspace));
+        path_in(dir, &text).map(|path| Self { root, path })
+    }
+}
+
+impl Located {
+    fn owner(&self, context: Option<String>) -> FileOwner {
+        match self.root {
+            Root::Workspace => FileOwner::Context(target(context)),
+            root => FileOwner::ContextDir(target(context), root),
+        }
+    }
+
+    /// Returns the directory as it stands before paths in answers: nothing for the workspace.
+    fn prefix(&self) -> String {
+        let elsewhere = DIRECTORIES.iter().find(|(_, root)| *root == self.root);
+        elsewhere.map(|(dir, _)| format!("{dir}/")).unwrap_or_default()
+    }
+}
+
+/// What `read_file` can read: a path, or the address of a link.
+enum Readable {
+    Path(Located),
+    Link(Address),
+}
+
+impl Argument for Readable {
+    const FILLED: bool = true;
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        match Address::of_url(&String::parse(field, value)?) {
+            Some(address) => Ok(Self::Link(address)),
+            None => Located::parse(field, value).map(Self::Path),
+        }
+    }
 }
 
 /// Holds a path relative to the workspace.
@@ -42,13 +118,25 @@ impl Argument for FilePath {
 }
 
 pub(super) fn below(path: &str) -> Result<String, ArgError> {
-    path_below(WORKSPACE, path).map_err(|why| ArgError::new(format!("path {} is refused: {why}", shown(path))))
+    path_in(WORKSPACE, path)
 }
 
-pub(super) fn read_file(mut args: ReadFileArgs, _: &Options) -> Lowering {
-    let owner = FileOwner::Context(target(args.context.take()));
-    let path = std::mem::take(&mut args.path.0);
-    operation::read_file(owner, path).answer(move |input, read| file(input, &args, read))
+fn path_in(dir: &str, path: &str) -> Result<String, ArgError> {
+    path_below(dir, path).map_err(|why| ArgError::new(format!("path {} is refused: {why}", shown(path))))
+}
+
+pub(super) fn read_file(args: ReadFileArgs, _: &Options) -> Lowering {
+    let ReadFileArgs { path, context, encoding, offset, limit } = args;
+    let view = View { encoding, offset, limit };
+    match path {
+        Readable::Path(at) => {
+            let (owner, prefix) = (at.owner(context), at.prefix());
+            operation::read_file(owner, at.path).answer(move |input, read| file(input, &view, &prefix, read))
+        }
+        Readable::Link(Address { key, path }) => {
+            operation::read_link(key, path, u64::MAX).answer(move |input, read| file(input, &view, "", read))
+        }
+    }
 }
 
 pub(super) fn write_file(args: WriteFileArgs, _: &Options) -> Lowering {
@@ -68,7 +156,64 @@ pub(super) fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {
         .answer(move |_, files| Answer::json(&Listing::of(&directory, files)))
 }
 
+pub(super) fn edit_file(args: EditFileArgs, _: &Options) -> Lowering {
+    let AnyText(new) = args.new_string;
+    let (owner, prefix) = (args.path.owner(args.context), args.path.prefix());
+    let edit = Edit { old: args.old_string, new, all: args.replace_all };
+    operation::edit_file(owner, args.path.path, edit).answer(move |_, edit| edited(&prefix, edit))
+}
+
+pub(super) fn search_files(args: SearchFilesArgs, _: &Options) -> Lowering {
+    let at = args.path.unwrap_or(Located { root: Root::Workspace, path: ".".into() });
+    let search = Search { glob: args.glob, text: args.text, regex: args.regex, max_bytes: FOUND_BUDGET };
+    let owner = at.owner(args.context);
+    let prefix = match at.path.trim_matches('/').trim_start_matches("./") {
+        "" | "." => at.prefix(),
+        below => format!("{}{below}/", at.prefix()),
+    };
+    operation::search_files(owner, at.path, search).answer(move |_, found| matches(&prefix, found))
+}
+
+pub(super) fn upload_link(args: UploadLinkArgs, _: &Options) -> Lowering {
+    operation::upload_link(target(args.context), args.path.0).answer(|input, link| {
+        let UploadLink { id, path, max_bytes, expires_at } = link;
+        match input.links.upload(&id) {
+            Some(url) => {
+                let expires_at = iso8601(i64::try_from(expires_at).unwrap_or(i64::MAX));
+                Answer::json(&UploadAddress { url, path, max_bytes, expires_at })
+            }
+            None => failure("This server has no address for links; send the file with write_file.".into()),
+        }
+    })
+}
+
+/// Renders an error of a tool that takes paths in several directories. The engine knows them relative to theirs.
+pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
+    let given = input.args.get("path").and_then(Value::as_str).unwrap_or_default();
+    match error {
+        EngineError::FileNotFound(_) if given.starts_with(OUTPUTS) => failure(format!(
+            "There is no kept output {}: it belongs to the context of its run, and is kept for an hour.",
+            shown(given)
+        ))
+        .into(),
+        EngineError::FileNotFound(_) if DIRECTORIES.iter().any(|(dir, _)| given.starts_with(dir)) => {
+            failure(format!("There is no file {}; run_command with ls shows what there is.", shown(given))).into()
+        }
+        other => errors::error(input, other),
+    }
+}
+
+/// How much of a file to show, and how.
+struct View {
+    encoding: Option<Encoding>,
+    offset: Option<Count>,
+    limit: Option<Count>,
+}
+
 output! {
+    struct EditedFile { path: String, replaced: u64, size: u64 }
+    struct Matches { matches: Vec<String>, note: Option<String> }
+    struct UploadAddress { url: String, path: String, max_bytes: u64, expires_at: String }
     struct WrittenFile { path: String, size: u64, url: Option<String> }
 
     #[derive(Default)]
@@ -94,12 +239,56 @@ fn written(input: &RenderInput<'_>, written: FileWritten) -> Answer {
     answer
 }
 
-fn file(input: &RenderInput<'_>, asked: &ReadFileArgs, read: FileRead) -> Answer {
+fn edited(prefix: &str, edited: Edited) -> Answer {
+    let Edited { path, found, replaced, lines, size } = edited;
+    let path = format!("{prefix}{path}");
+    match (replaced, found) {
+        (1.., _) => Answer::json(&EditedFile { path, replaced, size }),
+        (0, 0) => failure(format!(
+            "old_string does not occur in {}; read_file shows its text. Spaces and line ends count.",
+            shown(&path)
+        )),
+        (0, _) => {
+            let places: Vec<String> = lines.iter().map(u64::to_string).collect();
+            failure(format!(
+                "old_string occurs {found} times in {} (lines {}{}): add text around it until it is unique, or pass \
+                 replace_all=true.",
+                shown(&path),
+                places.join(", "),
+                if found > lines.len() as u64 { ", …" } else { "" }
+            ))
+        }
+    }
+}
+
+fn matches(prefix: &str, found: FoundLines) -> Answer {
+    let row = |line: &engine::op::FoundLine| {
+        // An empty path means that the searched path is a file.
+        let path = if line.path.is_empty() { prefix.trim_end_matches('/') } else { prefix };
+        match line.line {
+            0 => format!("{path}{}", line.path),
+            number => format!("{path}{}:{number}: {}", line.path, line.text),
+        }
+    };
+    let stopped = found.stopped.map(|bound| match bound {
+        SearchBound::Time => "Stopped after 10 s; search a smaller directory.".to_owned(),
+        SearchBound::Size => "Stopped, because there are too many files; search a smaller directory.".to_owned(),
+        SearchBound::Results => "There are more; search for something rarer, or in a smaller directory.".to_owned(),
+    });
+    let skipped = (found.skipped > 0).then(|| format!("Left out as binary or too large: {}.", found.skipped));
+    let notes: Vec<String> = stopped.into_iter().chain(skipped).collect();
+    let note = (!notes.is_empty()).then(|| notes.join(" "));
+    Answer::json(&Matches { matches: found.lines.iter().map(row).collect(), note })
+}
+
+fn file(input: &RenderInput<'_>, asked: &View, prefix: &str, read: FileRead) -> Answer {
     let FileRead { path, content, size, key } = read;
-    let link = input.link(&key, &path, Some(size));
+    let link = input.link(&key, &path, Some(size)).filter(|_| !key.is_empty());
+    let path = format!("{prefix}{path}");
     let file = File { size, url: Block::address(link.as_ref()), path, ..File::default() };
     if content.len() as u64 != size {
         let note = match link {
+            Some(_) if prefix.starts_with(OUTPUTS) => "Too large for an answer: fetch it from the url.",
             Some(_) => {
                 "Too large for an answer: fetch it from the url, or read parts of it with run_command (head, tail, sed)."
             }
@@ -132,7 +321,7 @@ fn with_content(file: File, content: String) -> Answer {
 }
 
 /// Returns as many of the requested lines as fit.
-fn text_file(asked: &ReadFileArgs, file: File, text: &str) -> Answer {
+fn text_file(asked: &View, file: File, text: &str) -> Answer {
     let count = |lines: Count| usize::try_from(lines.0).unwrap_or(usize::MAX);
     let first = asked.offset.map_or(1, count);
     let total = text.split_inclusive('\n').count();

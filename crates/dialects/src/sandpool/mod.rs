@@ -19,7 +19,7 @@ mod page;
 mod runs;
 
 use contexts::{ContextRow, Contexts, Stopped};
-use files::{File, WrittenFile};
+use files::{EditedFile, File, Matches, UploadAddress, WrittenFile};
 use runs::{Cancelled, Run};
 
 pub const REALM: Realm = Realm("sandpool");
@@ -57,9 +57,12 @@ pub static DIALECT: Dialect = Dialect {
         tool!("create_context", Hints::ADDS, contexts::create_context, ContextRow::schema, errors::error),
         tool!("list_contexts", Hints::READS, contexts::list_contexts, Contexts::schema, errors::error),
         tool!("stop_context", Hints::REPLACES, contexts::stop_context, Stopped::schema, errors::error),
-        tool!("read_file", Hints::READS, files::read_file, File::schema, errors::error),
+        tool!("read_file", Hints::READS, files::read_file, File::schema, files::error),
         tool!("write_file", Hints::REPLACES, files::write_file, WrittenFile::schema, errors::error),
         tool!("list_files", Hints::READS, files::list_files, Listing::schema, errors::error),
+        tool!("edit_file", Hints::ACTS, files::edit_file, EditedFile::schema, files::error),
+        tool!("search_files", Hints::READS, files::search_files, Matches::schema, files::error),
+        tool!("upload_link", Hints::ADDS, files::upload_link, UploadAddress::schema, errors::error),
         tool!("browser_open", Hints::ACTS, browser::open, || page::schema(&[]), page::error),
         tool!("browser_act", Hints::ACTS, browser::act, || page::schema(&["log", "tabs", "value"]), page::error),
         tool!("browser_snapshot", Hints::READS, browser::snapshot, page::snapshot_schema, page::error),

@@ -11,6 +11,7 @@ use serde_json::Value;
 use text::clipped;
 
 use super::errors::{disk_full, ends, invalid, sentence};
+use super::files::OUTPUTS;
 use super::{network, target};
 use crate::args::{self, Argument, Timeout, Whole, args};
 use crate::operation::{self, RunReply};
@@ -180,7 +181,9 @@ output! {
     struct CutStream {
         stream: &'static str,
         bytes: u64,
-        /// Address of the whole stream, valid for an hour.
+        /// Path of the whole stream for `read_file`, valid for an hour.
+        path: Option<String>,
+        /// Address of the whole stream.
         url: Option<String>,
     }
 
@@ -452,7 +455,8 @@ fn cuts(input: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
         .map(|(stream, captured)| {
             let kept = captured.kept.as_ref();
             let link = kept.and_then(|kept| input.link(&kept.key, &kept.name, Some(kept.bytes)));
-            (CutStream { stream, bytes: captured.total_bytes, url: Block::address(link.as_ref()) }, link)
+            let path = kept.map(|kept| format!("{OUTPUTS}/{}", kept.name));
+            (CutStream { stream, bytes: captured.total_bytes, path, url: Block::address(link.as_ref()) }, link)
         })
         .unzip();
     (cuts, links.into_iter().flatten().collect())

@@ -56,6 +56,8 @@ pub enum EngineError {
     FileNotFound(String),
     #[error("invalid path `{path}`: {why}")]
     InvalidPath { path: String, why: String },
+    #[error("{0}")]
+    InvalidPattern(String),
     #[error("file `{path}` is larger than {limit} bytes")]
     FileTooLarge { path: String, limit: u64 },
     #[error("no space left in the sandbox's quota")]

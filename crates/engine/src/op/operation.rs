@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proto::{Language, browser};
+use proto::{Language, Root, browser};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +40,21 @@ pub enum Op {
     },
     ListFiles {
         owner: FileOwner,
+        path: String,
+    },
+    EditFile {
+        owner: FileOwner,
+        path: String,
+        edit: Edit,
+    },
+    SearchFiles {
+        owner: FileOwner,
+        path: String,
+        search: Search,
+    },
+    /// Makes a link by which one file can be uploaded to this path of the context's `/workspace`, once.
+    UploadLink {
+        target: Target,
         path: String,
     },
     /// Reads the file behind a link if it belongs to the tenant, and returns at most `max_bytes` of it.
@@ -255,6 +270,30 @@ pub struct RunOnce {
 pub enum FileOwner {
     /// A context with its `/workspace`.
     Context(Target),
+    /// A context with another of its directories.
+    ContextDir(Target, Root),
     /// A conversation with its `/data`, which is created if it does not exist.
     Conversation(String),
+}
+
+/// A replacement of text in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// Text that has to occur exactly once, unless `all` is set.
+    pub old: String,
+    pub new: String,
+    pub all: bool,
+}
+
+/// What a search looks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Search {
+    /// Pattern of file names; without one, every name fits.
+    pub glob: Option<String>,
+    /// Text in lines; without one, the names are the result.
+    pub text: Option<String>,
+    /// True if the text is a regular expression.
+    pub regex: bool,
+    /// Maximum size of the result in bytes.
+    pub max_bytes: usize,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::{Ended, FileEntry, Language, MimeBundle, browser};
+use proto::{Ended, FileEntry, FoundLines, Language, MimeBundle, browser};
 use sandbox::SharedVolume;
 
 use super::{EngineError, Size, Waiting};
@@ -40,9 +40,13 @@ pub enum Outcome {
         content: Vec<u8>,
         /// Size of the whole file. [`super::Op::ReadFile`] leaves `content` empty if it is too large for an answer.
         size: u64,
+        /// Key of the link to the file; empty if no link leads to its directory.
         key: String,
     },
     Files(FileListing),
+    Edited(Edited),
+    Found(FoundLines),
+    UploadLink(UploadLink),
     Recent(Vec<RecentFile>),
     Volumes(Vec<SharedVolume>),
     Runtimes(Vec<RuntimeInfo>),
@@ -55,6 +59,30 @@ pub struct FileListing {
     pub entries: Vec<FileEntry>,
     pub total: u64,
     pub key: String,
+}
+
+/// Result of an edit. If `replaced` is 0, the file is as it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edited {
+    pub path: String,
+    /// How often the text occurs in the file.
+    pub found: u64,
+    pub replaced: u64,
+    /// Lines of the first occurrences, counted from 1.
+    pub lines: Vec<u64>,
+    /// Size of the file after the edit.
+    pub size: u64,
+}
+
+/// A link by which one file can be uploaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UploadLink {
+    /// The secret part of the link's address.
+    pub id: String,
+    pub path: String,
+    pub max_bytes: u64,
+    /// Time in seconds since 1970 after which the link is useless.
+    pub expires_at: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

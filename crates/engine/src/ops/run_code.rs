@@ -18,6 +18,7 @@ use crate::cell::{CellReport, CellRun, StartRefused, TOO_LONG};
 use crate::context::{Context, ContextState};
 use crate::op::{
     Call, CellError, Command, ContextInfo, EngineError, Environment, Network, Outcome, Ran, RunCode, RunOutcome,
+    Waiting,
 };
 use crate::provision::Provisioner;
 use crate::registry::{LiveSandbox, SandboxFailure};

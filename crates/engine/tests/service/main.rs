@@ -14,3 +14,4 @@ mod network;
 mod stock;
 mod targets;
 mod tenants;
+mod uploads;

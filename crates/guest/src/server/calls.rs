@@ -12,7 +12,7 @@ use proto::{
 use super::Server;
 use crate::browser::BrowserDriver;
 use crate::command::{CommandSpec, Job};
-use crate::files::{List, Part};
+use crate::files::{Edit, List, Part};
 use crate::host::{Broken, NOBODY};
 use crate::kernel::{Kernel, KernelStart, Terms};
 use crate::output::Share;
@@ -53,6 +53,15 @@ impl Server {
             }
             ToGuest::Interrupt => self.interrupt(call),
             ToGuest::WriteFile { root, path, size } => self.files.write(call, root, &path, size, &mut self.host),
+            ToGuest::StreamFile { root, path, max_size } => {
+                self.files.write_stream(call, root, &path, max_size, &mut self.host);
+            }
+            ToGuest::EndFile => self.files.end_stream(call, &mut self.host),
+            ToGuest::EditFile { root, path, old, new, all, max_size } => {
+                let edit = Edit { old: &old, new: &new, all, max_size };
+                self.files.edit(call, root, &path, &edit, &mut self.host);
+            }
+            ToGuest::SearchFiles { root, path, query } => self.files.search(call, root, &path, &query, &mut self.host),
             ToGuest::ReadFile { root, path, offset, length, max_size } => {
                 let part = Part { offset, length, max_size };
                 self.files.read(call, root, &path, part, &mut self.host);
@@ -205,6 +214,7 @@ impl Server {
 
     fn interrupt(&mut self, call: u64) {
         let now = Instant::now();
+        self.files.abort(call);
         if let Some(browser) = &mut self.browser {
             browser.interrupt(call, now, &mut self.host);
         }

@@ -1,6 +1,8 @@
 //! Files that the host writes, reads and lists.
 
-use proto::{FileKind, FromGuest, GuestFailure, ListOrder, Root, ToGuest};
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use proto::{FileKind, FoundLines, FromGuest, GuestFailure, ListOrder, Root, SearchBound, SearchQuery, ToGuest};
 
 use crate::harness::*;
 
@@ -165,3 +167,229 @@ fn the_newest_files_come_first() {
 }
 
 // ---- both streams, several commands, one cell's environment
+
+fn guest_in(root: &Scratch) -> Client {
+    let mut client = Client::raw(guest::GuestConfig { workspace: root.path().to_owned(), ..config() });
+    client.hello();
+    client
+}
+
+/// Names of the files in a directory, sorted.
+fn names(root: &Scratch) -> Vec<String> {
+    let entries = std::fs::read_dir(root.path()).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_streamed_file_appears_whole_or_not_at_all() {
+    let root = Scratch::new();
+    let mut client = guest_in(&root);
+    let stream = |path: &str| ToGuest::StreamFile { root: Root::Workspace, path: path.into(), max_size: 200_000 };
+    let call = client.send(&stream("d/whole"));
+    client.send_file(call, &[1; 100_000]);
+    client.call(&ToGuest::Ping);
+    assert_eq!(names(&root), ["d"]);
+    client.send_file(call, &[2; 100_000]);
+    assert_eq!(client.read_file("d/whole", u64::MAX).unwrap_err().0, GuestFailure::NotFound);
+    client.send_as(call, &ToGuest::EndFile);
+    assert_eq!(client.answer(call), FromGuest::Written { size: 200_000 });
+    assert_eq!(client.read_file("d/whole", u64::MAX).unwrap().len(), 200_000);
+
+    let call = client.send(&stream("empty"));
+    client.send_as(call, &ToGuest::EndFile);
+    assert_eq!(client.answer(call), FromGuest::Written { size: 0 });
+
+    let call = client.send(&stream("aborted"));
+    client.send_file(call, &[1; 100_000]);
+    client.interrupt(call);
+    // What still comes for it is ignored.
+    client.send_file(call, &[1; 100_000]);
+    client.send_as(call, &ToGuest::EndFile);
+    client.call(&ToGuest::Ping);
+    for path in ["../x", "/etc/x", "d", ""] {
+        let refused = client.call(&stream(path));
+        assert!(matches!(refused, FromGuest::Failed { failure: GuestFailure::InvalidPath, .. }), "{path}: {refused:?}");
+    }
+    client.nothing_left();
+    assert_eq!(names(&root), ["d", "empty"]);
+    // An ordinary file does not end with the message.
+    let call = client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "sized".into(), size: 2 });
+    client.send_file(call, b"a");
+    client.send_as(call, &ToGuest::EndFile);
+    client.send_file(call, b"b");
+    assert_eq!(client.answer(call), FromGuest::Written { size: 2 });
+}
+
+fn edit(client: &mut Client, path: &str, old: &str, new: &str, all: bool) -> FromGuest {
+    let (root, path, old, new) = (Root::Workspace, path.into(), old.into(), new.into());
+    client.call(&ToGuest::EditFile { root, path, old, new, all, max_size: 1 << 20 })
+}
+
+#[test]
+fn an_edit_replaces_exactly_one_place_or_all_and_keeps_the_mode() {
+    let root = Scratch::new();
+    let path = root.path().join("a.sh");
+    std::fs::write(&path, "one\ntwo two\nthree\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o750)).unwrap();
+    let mut client = guest_in(&root);
+    let edited =
+        |found, replaced, lines: &[u64], size| FromGuest::Edited { found, replaced, lines: lines.into(), size };
+    assert_eq!(edit(&mut client, "a.sh", "one\n", "1\n", false), edited(1, 1, &[1], 16));
+    assert_eq!(edit(&mut client, "a.sh", "two", "2", false), edited(2, 0, &[2, 2], 16));
+    assert_eq!(edit(&mut client, "a.sh", "four", "4", false), edited(0, 0, &[], 16));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\ntwo two\nthree\n");
+    assert_eq!(edit(&mut client, "a.sh", "two", "", true), edited(2, 2, &[2, 2], 10));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n \nthree\n");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o750);
+    assert_eq!(names(&root), ["a.sh"], "no other file remains");
+}
+
+#[test]
+fn an_edit_touches_nothing_that_is_not_text_or_lies_elsewhere() {
+    let (root, outside) = (Scratch::new(), Scratch::new());
+    std::fs::write(outside.path().join("secret"), "secret").unwrap();
+    std::fs::write(root.path().join("latin"), b"\xe9t\xe9 a").unwrap();
+    std::fs::write(root.path().join("binary"), b"a\0b").unwrap();
+    std::fs::write(root.path().join("many"), "a".repeat(1 << 20)).unwrap();
+    std::fs::write(root.path().join("large"), "a".repeat((1 << 20) + 1)).unwrap();
+    std::fs::create_dir(root.path().join("dir")).unwrap();
+    symlink(outside.path().join("secret"), root.path().join("link")).unwrap();
+    symlink(outside.path(), root.path().join("out")).unwrap();
+    symlink("nowhere", root.path().join("dangling")).unwrap();
+    symlink("many", root.path().join("inside")).unwrap();
+    let mut client = guest_in(&root);
+    let mut why = |path: &str, old: &str, new: &str| match edit(&mut client, path, old, new, true) {
+        FromGuest::Failed { failure, .. } => failure,
+        other => panic!("{path}: {other:?}"),
+    };
+    for path in ["latin", "binary", "dir", "link", "out/secret", "inside", "../x", "/etc/passwd", ""] {
+        assert_eq!(why(path, "a", "b"), GuestFailure::InvalidPath, "{path}");
+    }
+    for path in ["dangling", "none"] {
+        assert_eq!(why(path, "a", "b"), GuestFailure::NotFound, "{path}");
+    }
+    assert_eq!(why("large", "a", "b"), GuestFailure::TooLarge);
+    // A terabyte is not made in order to learn that it is too large.
+    assert_eq!(why("many", "a", &"b".repeat(1 << 20)), GuestFailure::TooLarge);
+    assert_eq!(why("many", "", "b"), GuestFailure::InvalidPath);
+    assert_eq!(std::fs::read_to_string(outside.path().join("secret")).unwrap(), "secret");
+    assert_eq!(std::fs::read_to_string(root.path().join("many")).unwrap(), "a".repeat(1 << 20));
+}
+
+fn query() -> SearchQuery {
+    SearchQuery { glob: None, text: None, regex: false, max_lines: 100, max_bytes: 10_000, after_ms: 60_000 }
+}
+
+fn search(client: &mut Client, path: &str, query: SearchQuery) -> FoundLines {
+    match client.call(&ToGuest::SearchFiles { root: Root::Workspace, path: path.into(), query }) {
+        FromGuest::Found { found } => found,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn shown(found: &FoundLines) -> Vec<String> {
+    found.lines.iter().map(|line| format!("{}:{}:{}", line.path, line.line, line.text)).collect()
+}
+
+fn project() -> Scratch {
+    let root = Scratch::new();
+    let long = format!("{}needle{}", "x".repeat(100_000), "y".repeat(1000));
+    for (path, content) in [
+        ("a.py", "import os\r\nneedle = 1\r\n"),
+        ("src/b.py", "no\n\nNeedle, needle and needle"),
+        ("src/deep/c.ts", "let needle;\n"),
+        ("src/long.txt", &long),
+        ("binary.bin", "needle\0"),
+        (".git/config", "needle"),
+        ("node_modules/x/index.js", "needle"),
+        ("src/node_modules/y.js", "needle"),
+    ] {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    symlink("/etc", root.path().join("out")).unwrap();
+    symlink("a.py", root.path().join("again.py")).unwrap();
+    root
+}
+
+#[test]
+fn a_search_finds_lines_and_names_and_leaves_out_what_tools_made() {
+    let root = project();
+    let mut client = guest_in(&root);
+    let text = |text: &str| SearchQuery { text: Some(text.into()), ..query() };
+    let found = search(&mut client, "", text("needle"));
+    let long = format!("…{}needle{}…", "x".repeat(60), "y".repeat(174));
+    assert_eq!(
+        shown(&found),
+        [
+            "a.py:2:needle = 1".to_owned(),
+            "src/b.py:3:Needle, needle and needle".into(),
+            "src/deep/c.ts:1:let needle;".into(),
+            format!("src/long.txt:1:{long}"),
+        ]
+    );
+    assert_eq!((found.files, found.skipped, found.stopped), (4, 1, None));
+    assert_eq!(shown(&search(&mut client, "src/deep", text("needle"))), ["c.ts:1:let needle;"]);
+    // A file can be searched alone, and so can what is left out elsewhere.
+    assert_eq!(shown(&search(&mut client, "a.py", text("needle"))), [":2:needle = 1"]);
+    assert_eq!(shown(&search(&mut client, "src/node_modules", text("needle"))), ["y.js:1:needle"]);
+    // A text is no pattern, unless it is said to be one.
+    assert_eq!(shown(&search(&mut client, "", text("n.edle"))), Vec::<String>::new());
+    let regex = SearchQuery { glob: Some("*.{py,ts}".into()), regex: true, ..text(r"(?i)^needle\b") };
+    assert_eq!(shown(&search(&mut client, "", regex)), ["a.py:2:needle = 1", "src/b.py:3:Needle, needle and needle"]);
+    let names = |glob: &str| SearchQuery { glob: Some(glob.into()), ..query() };
+    assert_eq!(shown(&search(&mut client, "", names("*.py"))), ["a.py:0:", "src/b.py:0:"]);
+    assert_eq!(shown(&search(&mut client, "", names("src/**/*.ts"))), ["src/deep/c.ts:0:"]);
+    assert_eq!(search(&mut client, "", query()).lines.len(), 5);
+    client.nothing_left();
+}
+
+#[test]
+fn a_search_is_bounded_and_stays_inside() {
+    let root = project();
+    let mut client = guest_in(&root);
+    let all = SearchQuery { text: Some("e".into()), ..query() };
+    let few = search(&mut client, "", SearchQuery { max_lines: 1, ..all.clone() });
+    assert_eq!((few.lines.len(), few.stopped), (1, Some(SearchBound::Results)));
+    let short = search(&mut client, "", SearchQuery { max_bytes: 60, ..all.clone() });
+    assert_eq!((short.lines.len(), short.stopped), (1, Some(SearchBound::Results)));
+    let late = search(&mut client, "", SearchQuery { after_ms: 0, ..all.clone() });
+    assert_eq!((late.lines.len(), late.stopped), (0, Some(SearchBound::Time)));
+    for path in ["out", "..", "/etc", "src/../..", "none/x", "a.py/x"] {
+        let refused =
+            client.call(&ToGuest::SearchFiles { root: Root::Workspace, path: path.into(), query: all.clone() });
+        let inside =
+            matches!(refused, FromGuest::Failed { failure: GuestFailure::InvalidPath | GuestFailure::NotFound, .. });
+        assert!(inside, "{path}: {refused:?}");
+    }
+    for (glob, text) in [(None, Some("(")), (None, Some("(a{1000}){1000}")), (Some("{"), None)] {
+        let (glob, text) = (glob.map(str::to_owned), text.map(str::to_owned));
+        let query = SearchQuery { glob, text, regex: true, ..query() };
+        let refused = client.call(&ToGuest::SearchFiles { root: Root::Workspace, path: "".into(), query });
+        assert!(matches!(refused, FromGuest::Failed { failure: GuestFailure::Pattern, .. }), "{refused:?}");
+    }
+    // While a long search goes on, others are served.
+    let backtracking = SearchQuery { text: Some("(x+x+)+z".into()), regex: true, ..query() };
+    let call = client.send(&ToGuest::SearchFiles { root: Root::Workspace, path: "".into(), query: backtracking });
+    assert_eq!(client.call(&ToGuest::Ping), FromGuest::Done);
+    assert!(matches!(client.answer(call), FromGuest::Found { found } if found.lines.is_empty()));
+    client.nothing_left();
+}
+
+#[test]
+fn tmp_is_a_root_of_its_own() {
+    let (root, tmp) = (Scratch::new(), Scratch::new());
+    std::fs::write(tmp.path().join("t"), "in tmp").unwrap();
+    std::fs::write(root.path().join("w"), "in workspace").unwrap();
+    symlink(root.path().join("w"), tmp.path().join("link")).unwrap();
+    let (workspace, tmp_dir) = (root.path().to_owned(), tmp.path().to_owned());
+    let mut client = Client::raw(guest::GuestConfig { workspace, tmp: tmp_dir, ..config() });
+    client.hello();
+    assert_eq!(client.read_part(Root::Tmp, "t", 0, 9, None).unwrap().1, b"in tmp");
+    for path in ["link", "../w", "/etc/passwd"] {
+        assert_eq!(client.read_part(Root::Tmp, path, 0, 9, None).unwrap_err().0, GuestFailure::InvalidPath, "{path}");
+    }
+}

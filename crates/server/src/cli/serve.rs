@@ -349,10 +349,11 @@ impl Server {
         authenticator: Arc<dyn Authenticator>,
         signer: Option<dialects::links::Signer>,
     ) -> Router {
-        let observer = self.observer.clone();
+        let (serving, receiving) = (self.observer.clone(), self.observer.clone());
         let settings = files::Settings {
             signer,
-            on_served: Arc::new(move |served| observer.file_served(served)),
+            on_served: Arc::new(move |served| serving.file_served(served)),
+            on_received: Arc::new(move |received| receiving.file_received(received)),
             ..files::Settings::default()
         };
         let (healthy, ready, server) = (self.engine.clone(), self.engine.clone(), self.clone());

@@ -1,17 +1,17 @@
-//! Limits how many downloads run at once: for one key, for one owner and in total.
+//! Limits how many downloads, or uploads, run at once: for one key, for one owner and in total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DownloadLimits {
+pub(crate) struct TransferLimits {
     pub per_key: usize,
     /// Limit for one owner, so that the slow readers of one owner cannot keep all others out.
     pub per_owner: usize,
     pub total: usize,
 }
 
-impl Default for DownloadLimits {
+impl Default for TransferLimits {
     /// Allows more downloads for a key than the six connections that a browser opens to one host.
     fn default() -> Self {
         Self { per_key: 8, per_owner: 32, total: 256 }
@@ -20,7 +20,7 @@ impl Default for DownloadLimits {
 
 #[derive(Clone)]
 pub(crate) struct Permits {
-    limits: DownloadLimits,
+    limits: TransferLimits,
     running: Arc<Mutex<Running>>,
 }
 
@@ -39,12 +39,12 @@ pub(crate) struct Permit {
 }
 
 impl Permits {
-    pub(crate) fn new(limits: DownloadLimits) -> Self {
+    pub(crate) fn new(limits: TransferLimits) -> Self {
         Self { limits, running: Arc::default() }
     }
 
     pub(crate) fn take(&self, key: &str, owner: &str) -> Option<Permit> {
-        let DownloadLimits { per_key, per_owner, total } = self.limits;
+        let TransferLimits { per_key, per_owner, total } = self.limits;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |all: &HashMap<String, usize>, one: &str| all.get(one).copied().unwrap_or(0);
         if running.owners.values().sum::<usize>() >= total
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn nobody_can_take_what_all_share_and_what_ends_is_given_back() {
-        let permits = Permits::new(DownloadLimits { per_key: 2, per_owner: 3, total: 4 });
+        let permits = Permits::new(TransferLimits { per_key: 2, per_owner: 3, total: 4 });
         let first = permits.take("a", "x").unwrap();
         let second = permits.take("a", "x").unwrap();
         assert!(permits.take("a", "x").is_none(), "of one key");

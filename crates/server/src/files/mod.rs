@@ -1,5 +1,5 @@
 //! Serves files by their links over HTTP: `GET` and `HEAD` of `/files/<key>/<path>`, in pieces, with ranges and
-//! conditions.
+//! conditions. The module `upload` takes files.
 //!
 //! The key is the permission, so no token is needed, and a wrong address gets the same answer as a file that does not
 //! exist. All content comes from a sandbox: a browser may save it, but must never show it as a page of this server.
@@ -25,9 +25,11 @@ use mcp::http::Peer;
 mod conditions;
 mod disposition;
 mod limit;
+mod multipart;
+mod upload;
 
 use conditions::{Decision, Version};
-pub(crate) use limit::DownloadLimits;
+pub(crate) use limit::TransferLimits;
 use limit::{Permit, Permits};
 
 /// Bytes that are read at a time. A download never has more in memory.
@@ -88,12 +90,14 @@ struct Stat {
 pub struct Settings {
     /// If there is a signer, only links that it signed are served.
     pub signer: Option<Signer>,
-    pub(crate) limits: DownloadLimits,
+    pub(crate) limits: TransferLimits,
     /// Function that is called for each file that is served.
     pub(crate) on_served: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
+    /// Function that is called for each file that was uploaded.
+    pub(crate) on_received: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
 }
 
-/// A file that is sent to a client that had its link.
+/// A file that is sent to a client that had its link, or that came from one.
 pub(crate) struct ServedFile<'a> {
     pub key: &'a str,
     /// The client's address, if the transport provides it.
@@ -103,14 +107,19 @@ pub(crate) struct ServedFile<'a> {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { signer: None, limits: DownloadLimits::default(), on_served: Arc::new(|_| ()) }
+        Self {
+            signer: None,
+            limits: TransferLimits::default(),
+            on_served: Arc::new(|_| ()),
+            on_received: Arc::new(|_| ()),
+        }
     }
 }
 
-/// Returns the router of the files. It has to be merged into another router, not nested, because addresses are read
+/// Returns the router of the files and uploads. It has to be merged into another router, not nested, because addresses are read
 /// from the path as it was sent.
 pub fn router(engine: Engine, settings: Settings) -> Router {
-    routes(EngineFiles(engine), settings)
+    routes(EngineFiles(engine.clone()), settings.clone()).merge(upload::router(engine, settings))
 }
 
 fn routes<S: Store>(store: S, settings: Settings) -> Router {

@@ -270,7 +270,7 @@ async fn a_file_that_changes_meanwhile_ends_the_connection() {
 
 #[tokio::test]
 async fn downloads_of_one_key_are_bounded() {
-    let settings = Settings { limits: DownloadLimits { per_key: 1, per_owner: 2, total: 2 }, ..Settings::default() };
+    let settings = Settings { limits: TransferLimits { per_key: 1, per_owner: 2, total: 2 }, ..Settings::default() };
     let files = FileServer::new(Numbers::new(&[("n", 2 * PIECE)]), settings);
     let get = async || files.answer(&request("GET", &format!("/files/{KEY}/n"), &[])).await;
     let first = get().await;

@@ -77,6 +77,8 @@ pub(crate) struct JournalEntry {
     pub took: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_out: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_in: Option<u64>,
     #[serde(rename = "request", skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -267,7 +267,8 @@ fn shown_argument(name: &str, value: &Value) -> String {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
         Value::String(url) if name == "url" => shown(&site(url)),
-        Value::String(text) if KEY_ARGUMENTS.contains(&name) => shown(text),
+        // A path may be the address of a link.
+        Value::String(text) if KEY_ARGUMENTS.contains(&name) => shown(&without_links(text)),
         Value::String(text) => format!("<{} bytes>", text.len()),
         Value::Array(items) => format!("<{} items>", items.len()),
         Value::Object(members) => format!("<{} members>", members.len()),
@@ -324,13 +325,13 @@ fn without_secret(url: &str) -> String {
     without_links(&plain) + rest
 }
 
-/// Shortens every `/files/<64 hex>/` in a text.
+/// Shortens the hex digits of every `/files/<64 hex>/` and `/upload/<32 hex>` in a text.
 fn without_links(text: &str) -> String {
-    const MARK: &str = "/files/";
+    const MARKS: [&str; 2] = ["/files/", "/upload/"];
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find(MARK) {
-        let (before, after) = rest.split_at(at + MARK.len());
+    while let Some(end) = MARKS.iter().filter_map(|mark| Some(rest.find(mark)? + mark.len())).min() {
+        let (before, after) = rest.split_at(end);
         out.push_str(before);
         let hex = after.bytes().take_while(u8::is_ascii_hexdigit).count();
         if hex >= 32 {
@@ -527,9 +528,10 @@ mod tests {
             "environment": {"API_KEY": secret}, "env": {"A": secret}, "token": secret, "selector": long,
             "key": secret, "expression": secret, "find": secret, "options": [secret], "files": [secret],
             "url": format!("https://{secret}:{secret}@example.com/files/{HEX}/a?sig={secret}#{secret}"),
-            "context_id": "ctx\n[INFO] forged\x1b[2J",
+            "context_id": "ctx\n[INFO] forged\x1b[2J", "path": format!("http://h/files/{HEX}/a"),
         });
-        let answer = json!({"content": [{"type": "text", "text": format!("{{\"url\":\"/files/{HEX}/a\"}}")}]});
+        let upload = format!("http://h/upload/{}", &HEX[..32]);
+        let answer = json!({"content": [{"type": "text", "text": format!("{{\"url\":\"/files/{HEX}/a {upload}\"}}")}]});
         let request = json!({"params": {"arguments": {"environment": {"API_KEY": secret}, "text": secret,
             "env": {"A": secret}, "token": secret, "Authorization": secret, "key": secret}}});
         let log = logged(LogFormat::Human, || {

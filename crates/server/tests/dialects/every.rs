@@ -210,7 +210,7 @@ fn wrong(dialect: &Dialect, row: &ToolRow, field: &Field) -> Vec<Value> {
 
 /// Files without content, and texts that say nothing.
 fn may_be_empty(dialect: &Dialect, row: &ToolRow, field: &Field) -> bool {
-    field.name == "content"
+    matches!(field.name, "content" | "new_string")
         || (dialect.id, row.name, field.name) == ("agentrun", "create_context", "description")
         || (dialect.id, row.name, field.name) == ("workbench", "browser_type", "text")
         || (dialect.id, row.name, field.name) == ("sandpool", "browser_act", "text")
@@ -292,7 +292,14 @@ fn paths_stay_below_where_they_start() {
                     row.fields.iter().filter(|f| f.required).map(|f| (f.name.into(), right(f))).collect();
                 args.insert(field.name.into(), json!(path));
                 match lower(row, &args) {
-                    Ok(Op::ReadFile { path, .. } | Op::WriteFile { path, .. } | Op::ListFiles { path, .. }) => {
+                    Ok(
+                        Op::ReadFile { path, .. }
+                        | Op::WriteFile { path, .. }
+                        | Op::ListFiles { path, .. }
+                        | Op::EditFile { path, .. }
+                        | Op::SearchFiles { path, .. }
+                        | Op::UploadLink { path, .. },
+                    ) => {
                         assert!(!path.starts_with('/') && path.split('/').all(|part| part != ".."), "{path}");
                     }
                     Ok(other) => panic!("{other:?}"),
@@ -317,7 +324,7 @@ fn spellings(a: &str, b: &str) -> [String; 5] {
 
 /// A39: all that a caller can say, each looked at once. Nothing here names a mount, a user, a capability, an image, a device or a
 /// limit of the operator's, and nothing switches isolation off. Whoever adds an argument adds it here, with the reason why it is safe.
-const REVIEWED: [(&str, &str); 54] = [
+const REVIEWED: [(&str, &str); 59] = [
     ("action", "one of those there are"),
     ("append", "how text is typed"),
     ("args", "passed to the program as they are, inside the sandbox"),
@@ -344,6 +351,7 @@ const REVIEWED: [(&str, &str); 54] = [
     ("flavor", "one of three sizes that the operator's limits bound"),
     ("from", "a position in the page"),
     ("full_page", "bounded"),
+    ("glob", "compared with names, inside; its size is bounded"),
     ("gone", "what the page is waited for"),
     ("key", "pressed in the page"),
     ("language", "one of those that are installed"),
@@ -351,11 +359,15 @@ const REVIEWED: [(&str, &str); 54] = [
     ("max_chars", "bounded"),
     ("maxTextLen", "bounded"),
     ("name", "told back, bounded"),
+    ("new_string", "becomes text of a file inside"),
     ("network", "true or false: asks for what the operator's policy allows, and nothing else"),
     ("offset", "a position in a file"),
+    ("old_string", "compared with a file, inside"),
     ("options", "chosen in the page"),
-    ("path", "below /workspace, resolved inside"),
+    ("path", "below /workspace, /tmp or /data, or a kept output of the tenant's own; resolved inside"),
     ("pixels", "bounded"),
+    ("regex", "a linear-time engine of bounded size, inside"),
+    ("replace_all", "how often a text is replaced"),
     ("run", "found among the tenant's own"),
     ("sandbox_id", "found among the tenant's own"),
     ("selector", "used by the page alone"),
@@ -367,7 +379,7 @@ const REVIEWED: [(&str, &str); 54] = [
     ("tab", "of the context's own browser"),
     ("target", "used by the page alone"),
     ("template", "one of two"),
-    ("text", "typed into the page"),
+    ("text", "typed into the page, or compared with lines, inside"),
     ("timeout", "up to the operator's limit"),
     ("url", "opened by the browser inside, under the operator's policy"),
     ("wait", "bounded"),

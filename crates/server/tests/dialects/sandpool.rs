@@ -30,6 +30,9 @@ fn the_tools_are_those_of_the_table_and_no_other() {
             "read_file {path, context?, encoding?, offset?, limit?}",
             "write_file {path, content, context?, encoding?}",
             "list_files {path?, context?}",
+            "edit_file {path, old_string, new_string, replace_all?, context?}",
+            "search_files {text?, regex?, glob?, path?, context?}",
+            "upload_link {path, context?}",
             "browser_open {url, context?, timeout?}",
             "browser_act {action, target?, text?, submit?, append?, slowly?, key?, button?, double?, options?, files?, \
              direction?, pixels?, gone?, tab?, url?, close?, expression?, context?, timeout?}",
@@ -211,6 +214,66 @@ async fn files_go_in_and_out() {
     insta::assert_snapshot!(said);
 }
 
+#[tokio::test]
+async fn files_are_edited_searched_and_uploaded() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let said = tools
+        .transcript(&[
+            ("write_file", json!({ "path": "a.py", "content": "x = 1\ny = x\nz = x\n" })),
+            ("write_file", json!({ "path": "raw.bin", "content": "AP/+\nAQ", "encoding": "base64" })),
+            ("edit_file", json!({ "path": "a.py", "old_string": "x = 1", "new_string": "x = 2" })),
+            ("edit_file", json!({ "path": "a.py", "old_string": " = x", "new_string": " = 3" })),
+            ("edit_file", json!({ "path": "a.py", "old_string": " = x", "new_string": "", "replace_all": true })),
+            ("edit_file", json!({ "path": "a.py", "old_string": "nowhere", "new_string": "" })),
+            ("edit_file", json!({ "path": "b.py", "old_string": "x", "new_string": "" })),
+            ("search_files", json!({ "text": "x" })),
+            ("search_files", json!({ "glob": "*.py", "path": "/tmp/d/" })),
+            ("search_files", json!({ "text": "(", "regex": true })),
+            ("upload_link", json!({ "path": "in/data.csv" })),
+            ("upload_link", json!({ "path": "/tmp/data.csv" })),
+            ("read_file", json!({ "path": "/tmp/a.py" })),
+            ("read_file", json!({ "path": "/outputs/nothing.txt" })),
+            ("read_file", json!({ "path": format!("http://127.0.0.1:8775/files/{}/a.py", "0".repeat(64)) })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+/// Where each path leads. `/tmpx` and the like are not below `/tmp`.
+#[test]
+fn paths_below_other_directories_and_links_are_read() {
+    let owner = |path: &str| match lower("read_file", json!({ "path": path })) {
+        Ok(Op::ReadFile { owner: FileOwner::Context(_), path }) => format!("workspace {path}"),
+        Ok(Op::ReadFile { owner: FileOwner::ContextDir(_, root), path }) => format!("{root:?} {path}"),
+        Ok(Op::ReadLink { key, path, .. }) => format!("link {} {path}", &key[..2]),
+        Ok(other) => panic!("{other:?}"),
+        Err(refused) => refused.message,
+    };
+    let key = "ab".repeat(32);
+    for (path, leads) in [
+        ("a", "workspace a"),
+        ("tmp/a", "workspace tmp/a"),
+        ("/workspace/tmp/a", "workspace tmp/a"),
+        ("/tmp/a/b", "Tmp a/b"),
+        ("/data/a", "Data a"),
+        ("/outputs/stdout-1.txt", "Outputs stdout-1.txt"),
+        ("/tmp", "Tmp ."),
+        ("/tmpx/a", "path /tmpx/a is refused: path must be relative to /workspace"),
+        ("/tmp/../etc/passwd", "path /tmp/../etc/passwd is refused: path cannot lead out of /tmp"),
+        ("/etc/passwd", "path /etc/passwd is refused: path must be relative to /workspace"),
+        (&format!("http://h/files/{key}/a%20b?expires=1"), "link ab a b"),
+    ] {
+        assert_eq!(owner(path), leads, "{path}");
+    }
+    let refused = owner(&format!("http://h/files/{key}/../x"));
+    assert!(refused.contains("cannot lead out"), "{refused}");
+    // Uploads and other writes go to the workspace alone.
+    for tool in ["upload_link", "write_file"] {
+        let refused = lower(tool, json!({ "path": "/tmp/a", "content": "" })).err().unwrap().message;
+        assert!(refused.contains("must be relative to /workspace"), "{tool}: {refused}");
+    }
+}
+
 /// A text longer than one answer is read in pages that miss nothing, whatever its lines are like.
 #[tokio::test]
 async fn a_long_text_is_read_page_by_page() {
@@ -266,7 +329,10 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
         Op::RunCommand(run) => run.target,
         Op::ReadFile { owner: FileOwner::Context(target), .. }
         | Op::WriteFile { owner: FileOwner::Context(target), .. }
-        | Op::ListFiles { owner: FileOwner::Context(target), .. } => target,
+        | Op::ListFiles { owner: FileOwner::Context(target), .. }
+        | Op::EditFile { owner: FileOwner::Context(target), .. }
+        | Op::SearchFiles { owner: FileOwner::Context(target), .. }
+        | Op::UploadLink { target, .. } => target,
         other => panic!("{other:?}"),
     };
     for (tool, mut arguments) in [
@@ -275,6 +341,9 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
         ("read_file", json!({ "path": "a" })),
         ("write_file", json!({ "path": "a", "content": "" })),
         ("list_files", json!({})),
+        ("edit_file", json!({ "path": "a", "old_string": "a", "new_string": "" })),
+        ("search_files", json!({})),
+        ("upload_link", json!({ "path": "a" })),
     ] {
         let made = target(lower(tool, arguments.clone()).unwrap());
         assert_eq!(made.which, ContextSelector::Named("default".into()));

@@ -20,16 +20,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::{Answer, BOTH, Client, TestGate, borrowed, modern, request};
 
-struct Service {
-    engine: Engine,
-    address: SocketAddr,
+pub struct Service {
+    pub engine: Engine,
+    pub address: SocketAddr,
     base: String,
     signer: Option<Signer>,
     shutdown: CancellationToken,
 }
 
 impl Service {
-    async fn start(signer: Option<Signer>) -> Self {
+    pub async fn start(signer: Option<Signer>) -> Self {
         let command = KernelCommand { argv: vec!["python".into()], ..KernelCommand::default() };
         let runtimes = Runtimes { python: command, node: None, browser: None, files: Vec::new(), links: Vec::new() };
         let backend = Arc::new(FakeBackend::new());
@@ -65,13 +65,13 @@ impl Service {
         service
     }
 
-    fn links(&self) -> Links {
+    pub fn links(&self) -> Links {
         let ttl = Duration::from_secs(60);
         let expiring = self.signer.clone().map(|signer| Expiring { signer, ttl, now: 0 });
         Links { base: Some(self.base.clone()), expiring }
     }
 
-    async fn execute(&self, tenant: &str, op: Op) -> Outcome {
+    pub async fn execute(&self, tenant: &str, op: Op) -> Outcome {
         let (tenant, realm) = (Tenant(tenant.into()), dialects::agentrun::REALM);
         let cancel = CancellationToken::new();
         let (events, memory) = Default::default();
@@ -94,7 +94,7 @@ impl Service {
         }
     }
 
-    async fn ask(&self, method: &str, target: &str, headers: &[(&str, &str)]) -> Answer {
+    pub async fn ask(&self, method: &str, target: &str, headers: &[(&str, &str)]) -> Answer {
         let target = target.strip_prefix(&self.base).unwrap_or(target);
         let mut client = Client::connect(self.address).await;
         client.ask(method, target, headers, b"").await
@@ -105,7 +105,7 @@ impl Service {
         Client::connect(self.address).await.post(&headers, &request(1, method, params)).await.json()
     }
 
-    async fn end(self) {
+    pub async fn end(self) {
         self.shutdown.cancel();
         self.engine.shutdown(Duration::ZERO).await;
     }

@@ -11,3 +11,4 @@ mod protocol;
 mod sessions;
 mod shutdown;
 mod toy;
+mod uploads;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use engine::op::{
-    Call, Captured, CellError, Command, ContextInfo, ContextSelector, Ended, EngineError, Event, FileEntry, FileKind,
-    FileListing, FileOwner, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode,
-    RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, StoppedContext, Stream,
-    Target,
+    Call, Captured, CellError, Command, ContextInfo, ContextSelector, Edited, Ended, EngineError, Event, FileEntry,
+    FileKind, FileListing, FileOwner, FoundLine, FoundLines, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome,
+    Ran, Realm, RecentFile, RunCode, RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SearchBound,
+    SharedVolume, Size, StoppedContext, Stream, Target, UploadLink,
 };
 use server::handler::{Execute, Executing};
 use tokio::time::Instant;
@@ -92,6 +92,49 @@ impl Execute for FakeEngine {
                 Op::ListFiles { owner, .. } => {
                     self.files(call, owner, |files, key| Ok(Outcome::Files(listing(files, key))))
                 }
+                Op::EditFile { owner, path, edit } => self.files(call, owner, |files, _| {
+                    let content = files.get_mut(&path).ok_or_else(|| EngineError::FileNotFound(path.clone()))?;
+                    let text = String::from_utf8(content.clone()).expect("the tests edit text");
+                    let lines: Vec<u64> = text
+                        .match_indices(&edit.old)
+                        .map(|(at, _)| 1 + text[..at].matches('\n').count() as u64)
+                        .collect();
+                    let found = lines.len() as u64;
+                    let replaced = if found == 1 || edit.all { found } else { 0 };
+                    if replaced > 0 {
+                        *content = text.replace(&edit.old, &edit.new).into_bytes();
+                    }
+                    Ok(Outcome::Edited(Edited { path, found, replaced, lines, size: content.len() as u64 }))
+                }),
+                Op::SearchFiles { search, .. } if search.text.as_deref() == Some("(") => {
+                    Err(EngineError::InvalidPattern("the regular expression is invalid: unclosed group".into()))
+                }
+                Op::SearchFiles { owner, search, .. } => self.files(call, owner, |files, _| {
+                    let mut found = FoundLines { files: files.len() as u64, ..FoundLines::default() };
+                    for (path, content) in files {
+                        let path = path.clone();
+                        let Some(text) = &search.text else {
+                            found.lines.push(FoundLine { path, line: 0, text: String::new() });
+                            continue;
+                        };
+                        let Ok(content) = std::str::from_utf8(content) else {
+                            found.skipped += 1;
+                            continue;
+                        };
+                        let hits = content.lines().zip(1..).filter(|(line, _)| line.contains(text));
+                        found.lines.extend(hits.map(|(line, number)| FoundLine {
+                            path: path.clone(),
+                            line: number,
+                            text: line.to_owned(),
+                        }));
+                    }
+                    found.stopped = (found.lines.len() > 3).then_some(SearchBound::Results);
+                    Ok(Outcome::Found(found))
+                }),
+                Op::UploadLink { target, path } => self.files(call, FileOwner::Context(target), |_, key| {
+                    let (id, max_bytes) = (key[..32].to_owned(), MAX_FILE as u64);
+                    Ok(Outcome::UploadLink(UploadLink { id, path, max_bytes, expires_at: NOW + 900 }))
+                }),
                 Op::ReadLink { path, .. } => Err(EngineError::FileNotFound(path)),
                 Op::RecentFiles => Ok(Outcome::Recent(self.recent(call))),
                 Op::ListVolumes => Ok(Outcome::Volumes(vec![
@@ -282,6 +325,11 @@ impl FakeEngine {
         f: impl FnOnce(&mut BTreeMap<String, Vec<u8>>, String) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         match owner {
+            // Every directory has the same files, but there are no links to the others.
+            FileOwner::ContextDir(target, _) => {
+                let (info, _) = self.target(call, target, None)?;
+                self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, String::new()))
+            }
             FileOwner::Context(target) => {
                 let (info, _) = self.target(call, target, None)?;
                 self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, info.key))

@@ -6,6 +6,7 @@ mod browsing;
 mod data;
 mod document;
 mod everyday;
+mod files;
 mod forked;
 mod host_ports;
 mod hostile;

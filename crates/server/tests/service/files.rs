@@ -173,13 +173,24 @@ fn no_path_leads_out_of_the_place_where_paths_begin() {
         for (row, field) in rows {
             // Each call of a conversation is a sandbox of its own.
             let step = if dialect.id == "conversation" && !is_full() { 20 } else { 1 };
-            for path in corpus.iter().step_by(step) {
+            // Paths begin below these, too, for some tools of this dialect.
+            let begins = |path: &&String| {
+                dialect.id == "sandpool" && ["/tmp/", "/data/"].iter().any(|dir| path.starts_with(dir))
+            };
+            for path in corpus.iter().step_by(step).filter(|path| !begins(path) || path.contains("..")) {
                 let mut arguments = place.clone();
                 arguments.insert(field.into(), path.as_str().into());
                 if row.fields.iter().any(|field| field.name == "content") {
                     let encoded = field == "filename";
                     let content = if encoded { BASE64_STANDARD.encode(WRITTEN) } else { WRITTEN.to_owned() };
                     arguments.insert("content".into(), content.into());
+                }
+                if row.name == "edit_file" {
+                    arguments.insert("old_string".into(), "outside".into());
+                    arguments.insert("new_string".into(), WRITTEN.into());
+                }
+                if row.name == "search_files" {
+                    arguments.insert("text".into(), "lies".into());
                 }
                 let answer = blue.call(row.name, arguments.into()).to_string();
                 for sign in [OUTSIDE, "root:x:0:0", "root:*:0:0", "PATH=", "panicked"] {

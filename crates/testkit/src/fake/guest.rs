@@ -66,7 +66,7 @@ pub(super) struct Guest {
     variables: Mutex<HashMap<KernelId, BTreeMap<String, String>>>,
     /// Environments of kernels.
     env: Mutex<HashMap<KernelId, BTreeMap<String, String>>>,
-    pub(super) files: [Arc<Files>; 3],
+    pub(super) files: [Arc<Files>; 4],
     pub(super) egress: Option<SocketAddr>,
     pub(super) drivers: Arc<AtomicU32>,
     pub(super) browser: AsyncMutex<Option<Tabs>>,
@@ -145,6 +145,18 @@ impl Guest {
                 uploads.insert(call, Upload { root, path, size: size as usize, content: Vec::new() });
                 self.finish_upload(call, uploads).await;
             }
+            ToGuest::StreamFile { path, .. } if path == "full" => {
+                self.wire.send(call, &failed(GuestFailure::NoSpace)).await;
+            }
+            ToGuest::StreamFile { root, path, .. } => {
+                uploads.insert(call, Upload { root, path, size: usize::MAX, content: Vec::new() });
+            }
+            ToGuest::EndFile => {
+                if let Some(upload) = uploads.get_mut(&call) {
+                    upload.size = 0;
+                    self.finish_upload(call, uploads).await;
+                }
+            }
             ToGuest::Run { kernel, code, env, deadline, keep_over, .. } => {
                 lock(&self.shared.env).push(env.clone());
                 let merged = lock(&self.variables).get(&kernel).is_some_and(|v| v.contains_key(MERGED));
@@ -173,6 +185,7 @@ impl Guest {
                 cells.spawn(async move { guest.browse(call, (ask, uploads), after_ms, &interrupt).await });
             }
             ToGuest::Interrupt => {
+                uploads.remove(&call);
                 if let Some(interrupt) = lock(&self.interrupts).get(&call) {
                     interrupt.notify_one();
                 }
@@ -374,10 +387,9 @@ impl Guest {
 const MERGED: &str = "";
 
 fn place(path: &str) -> (proto::Root, &str) {
-    match path.strip_prefix("/data/") {
-        Some(path) => (proto::Root::Data, path),
-        None => (proto::Root::Workspace, path),
-    }
+    let dirs = [("/data/", proto::Root::Data), ("/tmp/", proto::Root::Tmp)];
+    let found = dirs.iter().find_map(|(dir, root)| Some((*root, path.strip_prefix(dir)?)));
+    found.unwrap_or((proto::Root::Workspace, path))
 }
 
 /// Asks for a page through the egress, and says with which status it came.
