@@ -119,7 +119,7 @@ impl Driver {
         &mut self,
         page: Page,
         request: &DriverRequest<'_>,
-        cancelled: impl Future<Output = ()>,
+        mut cancelled: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<BrowseResult, BrowseError> {
         let until = Instant::now() + request.after;
         let moment = settle::moment(&page);
@@ -135,7 +135,7 @@ impl Driver {
                 true => Ok(BrowseResult::Done),
                 false => Err(failure(BrowseFailure::Stale, "the page has closed itself; another tab is shown")),
             },
-            () = cancelled => Err(failure(BrowseFailure::Cancelled, "the request was cancelled")),
+            () = cancelled.as_mut() => Err(failure(BrowseFailure::Cancelled, "the request was cancelled")),
             () = tokio::time::sleep_until(until) => {
                 let message = format!("not done within `{}` s", request.after.as_secs_f32());
                 Err(failure(BrowseFailure::TimedOut, message))
@@ -147,6 +147,12 @@ impl Driver {
         }
         if gesture {
             self.show_popup(moment, until).await;
+        }
+        if !matches!(result, Err(BrowseError { why: BrowseFailure::Cancelled, .. })) {
+            tokio::select! {
+                () = settle::downloads(&self.state, moment, until) => {}
+                () = cancelled => {}
+            }
         }
         result
     }

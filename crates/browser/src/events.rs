@@ -151,6 +151,8 @@ struct SentRequest {
 struct ResponseReceived {
     request_id: String,
     loader_id: String,
+    #[serde(default)]
+    frame_id: String,
     response: Response,
 }
 
@@ -177,6 +179,8 @@ struct Dialog {
 #[serde(rename_all = "camelCase")]
 struct Download {
     guid: String,
+    #[serde(default)]
+    frame_id: String,
     #[serde(default)]
     url: String,
     #[serde(default)]
@@ -267,6 +271,7 @@ fn on_browser_event(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> O
         "Browser.downloadWillBegin" => {
             let begun: Download = event.params()?;
             let now = state.tick();
+            state.decide_download(&begun.frame_id);
             if !state.downloads.begin(now, &begun.guid, &begun.url, &begun.suggested_filename) {
                 cdp.tell(None, "Browser.cancelDownload", json!({ "guid": begun.guid }));
                 state.note("more downloads than may run at once were cancelled");
@@ -407,6 +412,7 @@ fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Eve
             let frame: FrameEvent = event.params()?;
             // A swapped frame continues in another session.
             if frame.reason != "swap" && !tab.is_root(&frame.frame_id) {
+                tab.undecided.retain(|_, document| document.frame != frame.frame_id);
                 tab.remove_frame(&frame.frame_id);
             }
         }
@@ -426,7 +432,12 @@ fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Eve
         }
         "Page.frameStartedNavigating" | "Page.frameStartedLoading" | "Page.frameRequestedNavigation" => {
             let frame: FrameEvent = event.params()?;
-            if tab.is_root(&frame.frame_id) && !frame.navigation_type.contains("ameDocument") {
+            let same_document = frame.navigation_type.contains("ameDocument");
+            if event.method == "Page.frameStartedNavigating" && !same_document {
+                // The frame has given up the document before.
+                tab.undecided.retain(|_, document| document.frame != frame.frame_id);
+            }
+            if tab.is_root(&frame.frame_id) && !same_document {
                 tab.busy = true;
             }
         }
@@ -452,6 +463,7 @@ fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Eve
 }
 
 fn navigated(tab: &mut crate::state::TabState, session: &std::rc::Rc<str>, frame: &NavigatedFrame, born: u64) {
+    tab.undecided.remove(&frame.loader_id);
     tab.remove_frames_in(&frame.id);
     tab.add_frame(&frame.id, frame.parent_id.as_deref(), session, born);
     if tab.is_root(&frame.id) {
@@ -534,9 +546,9 @@ fn on_network_event(state: &mut BrowserState, session: &str, event: &Event<'_>) 
             tab.add_request(request_id, NetworkRequest { born, line, lasting, status: None });
         }
         "Network.responseReceived" => {
-            let ResponseReceived { request_id, loader_id, response } = event.params()?;
+            let ResponseReceived { request_id, loader_id, frame_id, response } = event.params()?;
             if request_id == loader_id {
-                tab.answered = (loader_id, response.status);
+                tab.add_answer(loader_id, frame_id, response.status, born);
             }
             tab.requests.get_mut(&request_id)?.status = Some(response.status);
         }

@@ -45,7 +45,9 @@ impl Act<'_> {
         let moment = settle::moment(&self.page);
         let navigated: Navigated = self.page.ask("Page.navigate", json!({ "url": url })).await?;
         if navigated.is_download || self.page.state.borrow().downloads.begun_since(moment) {
-            settle::after(&self.page, moment).await;
+            if !self.page.state.borrow().downloads.begun_since(moment) {
+                self.page.state.change(|state| state.downloads.expect(state.clock));
+            }
             return Ok(BrowseResult::Done);
         }
         if let Some(text) = navigated.error_text {

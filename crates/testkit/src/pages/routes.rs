@@ -73,6 +73,13 @@ pub fn answer(asked: &Asked, wire: &mut Wire<'_>) -> io::Result<()> {
                 [("content-type", "text/csv"), ("content-disposition", "attachment; filename=\"report.csv\"")];
             wire.answer("200 OK", &headers, REPORT.as_bytes())
         }
+        // It arrives later than an action waits for ordinary requests.
+        "/download/slow.csv" => {
+            wire.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\ncontent-type: text/csv\r\n")?;
+            wire.write(b"content-disposition: attachment; filename=slow.csv\r\n\r\ntea")?;
+            wire.pause(Duration::from_secs(2));
+            wire.write(b",4\n")
+        }
         "/download/broken.bin" => {
             wire.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\ncontent-type: application/octet-stream\r\n")?;
             wire.write(b"content-disposition: attachment; filename=broken.bin\r\n\r\nonly this")
