@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use proto::browser::{BrowseResult, PageEvent};
+use proto::browser::{BrowseResult, PageEvent, ReplyExtras};
 use proto::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -100,7 +100,12 @@ impl Driver {
         };
         let opened = matches!(request.ask, BrowserAction::Open { .. });
         let page = if self.hung { None } else { self.look(opened).await };
-        BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result }
+        let is_unclear =
+            |error: &BrowseError| matches!(error.why, BrowseFailure::NotFound | BrowseFailure::Ambiguous);
+        let candidates = self.reader.take_candidates();
+        let candidates = if result.as_ref().is_err_and(is_unclear) { candidates } else { Vec::new() };
+        let extras = ReplyExtras { candidates };
+        BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result, extras }
     }
 
     /// Performs the action once in the page that is shown.

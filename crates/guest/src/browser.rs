@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use proto::browser::{FromDriver, MAX_HAPPENED, ToDriver};
+use proto::browser::{FromDriver, MAX_HAPPENED, ReplyExtras, ToDriver};
 use proto::{
     BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec, Decoder, Ended, Frame, FrameKind, FromGuest,
     GuestFailure,
@@ -165,7 +165,8 @@ impl BrowserDriver {
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => {
                 self.open = None;
                 let error = BrowseError { why: BrowseFailure::Cancelled, message: "the request was cancelled".into() };
-                let browsed = BrowserReply { page: None, happened: Vec::new(), result: Err(error) };
+                let (result, extras) = (Err(error), ReplyExtras::default());
+                let browsed = BrowserReply { page: None, happened: Vec::new(), result, extras };
                 host.send(call, &FromGuest::Browsed { browsed: Box::new(browsed) });
             }
             _ => self.cancel(now),

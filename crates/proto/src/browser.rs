@@ -48,7 +48,8 @@ pub enum FromDriver {
     Failed { message: String },
 }
 
-/// Identifies an element by a `ref_N` of a snapshot, or by a CSS selector that matches exactly one element.
+/// Identifies an element by a `ref_N` of a snapshot, or by a target that matches exactly one element: a CSS selector, which
+/// may contain `:has-text("Go")`, or `text=Go`, `"Go"`, `button "Go"`, `role=button[name="Go"]` or an XPath expression.
 pub(crate) type Locator = String;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -136,6 +137,14 @@ pub struct BrowserReply {
     /// Page events since the last reply, oldest first; at most [`MAX_HAPPENED`].
     pub happened: Vec<PageEvent>,
     pub result: Result<BrowseResult, BrowseError>,
+    pub extras: ReplyExtras,
+}
+
+/// Parts of a reply that only some dialects show.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ReplyExtras {
+    /// Lines such as `[ref_3] button "Go"` for the elements that a locator may mean, if it does not match exactly one.
+    pub candidates: Vec<String>,
 }
 
 pub const MAX_HAPPENED: usize = 50;

@@ -5,4 +5,5 @@ mod downloads;
 mod harness;
 mod hostile;
 mod reading;
+mod targets;
 mod widgets;

@@ -113,7 +113,7 @@ pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize
     }
     let mut answer = match browsed.result {
         Ok(result) => done(input, page, result, most),
-        Err(error) => failed(input, page, &error, barrier),
+        Err(error) => failed(input, page, &error, &browsed.extras.candidates, barrier),
     };
     answer.blocks.extend(links);
     answer
@@ -205,19 +205,31 @@ fn pictured(input: &RenderInput<'_>, mut page: Page, png: &str, clipped: bool) -
     }
 }
 
-fn failed(input: &RenderInput<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
+/// Renders a failure. The error names the elements that an unclear target may mean, whose names the page has written.
+fn failed(
+    input: &RenderInput<'_>,
+    mut page: Page,
+    error: &BrowseError,
+    candidates: &[String],
+    barrier: Barrier,
+) -> Answer {
     page.trusted.note = Some(next(error.why, barrier).into());
-    page.untrusted.error = Some(one_line(&error.message));
+    let said = one_line(&error.message);
+    page.untrusted.error = Some(match candidates {
+        [] => said,
+        candidates => one_line(&format!("{said}; there are: {}", candidates.join("; "))),
+    });
     page.answer(input).unsuccessful()
 }
 
 fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
     use BrowseFailure as F;
     match why {
-        F::NotFound | F::Stale => "Call browser_snapshot and use one of the refs it returns.",
-        F::Ambiguous => {
-            "Call browser_snapshot and use the ref of the one you mean, or a selector that matches it alone."
+        F::NotFound => {
+            "Call browser_snapshot and use one of the refs it returns, or a target such as button \"Go\", text=Go, a CSS selector or //XPath."
         }
+        F::Stale => "Call browser_snapshot and use one of the refs it returns.",
+        F::Ambiguous => "Use the ref of the one you mean as target, or a target that matches it alone.",
         F::NotReady => "Call browser_snapshot to see what is in the way, deal with that, then try again.",
         F::Navigation if barrier == Barrier::Off => {
             "Open a page that code serves, at http://localhost:PORT, or ask the operator of this server for a network."

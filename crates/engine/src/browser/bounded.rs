@@ -1,8 +1,8 @@
 //! Bounds the replies of a browser before they are passed on. A page that has taken over the browser can send anything.
 
 use proto::browser::{
-    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, Snapshot,
-    SnapshotAsk, TabAsk, TabInfo,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, ReplyExtras,
+    Snapshot, SnapshotAsk, TabAsk, TabInfo,
 };
 
 /// Maximum number of characters of a URL. `TITLE`, `LINE` and `NAME` bound other texts.
@@ -19,11 +19,12 @@ const VALUE: usize = 100_000;
 const PICTURE: usize = 12 << 20;
 /// Beginning of every PNG file in base64.
 const PNG: &str = "iVBORw0KGgo";
-/// Maximum number of tabs in a list. `LOG`, `REMOVED` and `NOTES` bound other lists.
+/// Maximum number of tabs in a list. `LOG`, `REMOVED`, `NOTES` and `CANDIDATES` bound other lists.
 const TABS: usize = 100;
 const LOG: usize = 1000;
 const REMOVED: usize = 500;
 const NOTES: usize = 50;
+const CANDIDATES: usize = 5;
 
 /// Returns the reply with bounded content. A result that does not match the action becomes an error.
 pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserReply {
@@ -35,7 +36,13 @@ pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserRepl
         page: browsed.page.map(|page| PageInfo { url: line(&page.url, URL), title: line(&page.title, TITLE), ..page }),
         happened: browsed.happened.into_iter().take(MAX_HAPPENED).map(happened).collect(),
         result,
+        extras: extras(&browsed.extras),
     }
+}
+
+fn extras(extras: &ReplyExtras) -> ReplyExtras {
+    let candidates = extras.candidates.iter().take(CANDIDATES).map(|candidate| line(candidate, NAME)).collect();
+    ReplyExtras { candidates }
 }
 
 fn checked(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseError> {
@@ -145,7 +152,7 @@ mod tests {
     use super::*;
 
     fn answer(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseFailure> {
-        let browsed = BrowserReply { page: None, happened: Vec::new(), result: Ok(result) };
+        let browsed = BrowserReply { page: None, happened: Vec::new(), result: Ok(result), extras: ReplyExtras::default() };
         bounded(ask, browsed).result.map_err(|error| error.why)
     }
 
@@ -179,10 +186,11 @@ mod tests {
             notes: vec![long.clone(); 10],
         };
         let ask = BrowserAction::Snapshot(SnapshotAsk { max_chars: 100, ..SnapshotAsk::default() });
-        let browsed =
-            BrowserReply { page: Some(page), happened: vec![download; 60], result: Ok(BrowseResult::Snapshot(shown)) };
+        let extras = ReplyExtras { candidates: vec![long.clone(); 20] };
+        let (happened, result) = (vec![download; 60], Ok(BrowseResult::Snapshot(shown)));
+        let browsed = BrowserReply { page: Some(page), happened, result, extras };
         let bounded = bounded(&ask, browsed);
-        assert_eq!(bounded.happened.len(), MAX_HAPPENED);
+        assert_eq!((bounded.happened.len(), bounded.extras.candidates.len()), (MAX_HAPPENED, CANDIDATES));
         let whole = serde_json::to_string(&bounded).unwrap();
         assert!(whole.len() < 600_000, "{}", whole.len());
         assert!(!whole.contains("\\u001b") && !whole.contains("\\r"));

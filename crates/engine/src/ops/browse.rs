@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::browser::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, PageInfo};
+use proto::browser::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, PageInfo, ReplyExtras};
 use proto::{FromGuest, GuestFailure, ToGuest};
 use tokio::time::Instant;
 
@@ -159,10 +159,10 @@ impl BrowseAttempt<'_> {
                 }
             }
         }
-        let BrowserReply { page, happened, result } = answered;
+        let BrowserReply { page, happened, result, extras } = answered;
         let denied = sentences(&denials, more);
         let (context, created, notice) = (self.context.info(), false, None);
-        Ok(Browsed { context, created, notice, page, happened, result, denied, duration })
+        Ok(Browsed { context, created, notice, page, happened, result, extras, denied, duration })
     }
 
     /// Returns the context's sandbox with a running browser in it.
@@ -203,7 +203,8 @@ impl BrowseAttempt<'_> {
         sandbox: &LiveSandbox,
     ) -> Result<BrowserReply, EngineError> {
         let failed = |why, message: String| {
-            Ok(BrowserReply { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
+            let (result, extras) = (Err(BrowseError { why, message }), ReplyExtras::default());
+            Ok(BrowserReply { page: None, happened: Vec::new(), result, extras })
         };
         match ending {
             CallEnd::Answered(Ok(answered)) => {

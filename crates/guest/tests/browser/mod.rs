@@ -256,6 +256,7 @@ fn a_driver_that_speaks_out_of_turn_is_ended() {
         page: None,
         happened: Vec::new(),
         result: Ok(BrowseResult::Value { json: json.into(), truncated: false }),
+        extras: Default::default(),
     };
     let mut sandbox = Sandbox::new();
     // An answer to nothing.
