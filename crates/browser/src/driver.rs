@@ -27,6 +27,10 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 const TITLE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Timeout of the check whether a page is idle. An idle page answers at once.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(250);
+/// Timeout for reading the page before and after an action, to find what the action changed.
+const CHANGES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Report of an action that led to another page, whose address and title the reply contains.
+const ANOTHER_PAGE: &str = "(another page)";
 /// Timeout for terminating a script or a page.
 const END_TIMEOUT: Duration = Duration::from_millis(600);
 
@@ -36,6 +40,8 @@ pub(crate) struct Driver {
     state: SharedState,
     reader: Reader,
     process: Child,
+    /// What the current request changed on the page.
+    changed: Option<String>,
     /// True if the browser stopped answering and was killed for that reason.
     hung: bool,
 }
@@ -46,6 +52,8 @@ pub(crate) struct DriverRequest<'a> {
     pub ask: &'a BrowserAction,
     pub after: Duration,
     pub uploads: Option<&'a str>,
+    /// Maximum number of characters about what the action changed on the page, or 0 to report nothing.
+    pub changes: u32,
 }
 
 impl Driver {
@@ -58,7 +66,7 @@ impl Driver {
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
         match tokio::time::timeout(START_TIMEOUT, set_up(&cdp, &state, &spec.downloads)).await {
-            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, hung: false }),
+            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, changed: None, hung: false }),
             Ok(Err(cdp::CdpError::Gone)) => {
                 Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
             }
@@ -104,7 +112,7 @@ impl Driver {
             |error: &BrowseError| matches!(error.why, BrowseFailure::NotFound | BrowseFailure::Ambiguous);
         let candidates = self.reader.take_candidates();
         let candidates = if result.as_ref().is_err_and(is_unclear) { candidates } else { Vec::new() };
-        let extras = ReplyExtras { candidates };
+        let extras = ReplyExtras { candidates, changed: self.changed.take() };
         BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result, extras }
     }
 
@@ -130,10 +138,16 @@ impl Driver {
         let moment = settle::moment(&page);
         let (state, tab, gesture) = (self.state.clone(), page.tab, is_gesture(request.ask));
         let stays = !matches!(request.ask, BrowserAction::Tab { .. });
+        let reports = request.changes > 0 && is_reported(request.ask);
         let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
         let result = tokio::select! {
             biased;
-            result = act.run(request.ask) => result,
+            result = async {
+                if reports {
+                    let _ = tokio::time::timeout(CHANGES_TIMEOUT, act.reader.note_page(&act.page)).await;
+                }
+                act.run(request.ask).await
+            } => result,
             lost = lost(&state, tab) => Err(lost),
             () = closed(&state, tab), if stays => match gesture {
                 // A button that closes its window has served its purpose.
@@ -159,7 +173,30 @@ impl Driver {
                 () = cancelled => {}
             }
         }
+        if reports && result.is_ok() {
+            self.changed = self.changes(tab, request.changes, until).await;
+        }
         result
+    }
+
+    /// Returns what changed since the client last knew the page of the tab.
+    async fn changes(&mut self, tab: u32, max_chars: u32, until: Instant) -> Option<String> {
+        let page = self.shown_page()?;
+        if page.tab != tab {
+            return Some(ANOTHER_PAGE.into());
+        }
+        let bound = until.min(Instant::now() + CHANGES_TIMEOUT);
+        let changes = self.reader.changes(&page, max_chars as usize);
+        let changed = tokio::time::timeout_at(bound, changes).await.ok()??;
+        Some(changed.unwrap_or_else(|| ANOTHER_PAGE.into()))
+    }
+
+    /// Returns the page that is shown, whatever its state is.
+    fn shown_page(&self) -> Option<Page> {
+        let state = self.state.borrow();
+        let tab = state.shown().filter(|_| !state.gone)?;
+        let session = state.tabs.get(&tab)?.session.clone();
+        Some(Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session })
     }
 
     /// Shows the popup that a gesture opened, because the client acted in order to see it.
@@ -250,12 +287,7 @@ impl Driver {
     /// Describes the page that is shown, without a long wait. For a page that was just `opened`, the title that the
     /// page reported while loading is enough.
     async fn look(&mut self, opened: bool) -> Option<proto::browser::PageInfo> {
-        let page = {
-            let state = self.state.borrow();
-            let tab = state.shown().filter(|_| !state.gone)?;
-            let session = state.tabs.get(&tab)?.session.clone();
-            Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session }
-        };
+        let page = self.shown_page()?;
         self.cdp.tell(Some(&page.session), "Runtime.releaseObjectGroup", json!({ "objectGroup": OBJECTS }));
         let known = page.look(|tab| tab.crashed || opened && tab.is_titled)?;
         let seen: Option<(String, String)> =
@@ -275,6 +307,29 @@ impl Driver {
 
 fn is_gesture(ask: &BrowserAction) -> bool {
     matches!(ask, BrowserAction::Click { .. } | BrowserAction::Press { .. } | BrowserAction::Type { .. })
+}
+
+/// Returns whether an action changes the page that is shown. Other actions show another page, or only look.
+fn is_reported(ask: &BrowserAction) -> bool {
+    match ask {
+        BrowserAction::Click { .. }
+        | BrowserAction::Type { .. }
+        | BrowserAction::Press { .. }
+        | BrowserAction::Select { .. }
+        | BrowserAction::Hover { .. }
+        | BrowserAction::Scroll { .. }
+        | BrowserAction::Wait { .. }
+        | BrowserAction::Upload { .. } => true,
+        BrowserAction::Open { .. }
+        | BrowserAction::Back
+        | BrowserAction::Forward
+        | BrowserAction::Reload
+        | BrowserAction::Tab { .. }
+        | BrowserAction::Evaluate { .. }
+        | BrowserAction::Snapshot(_)
+        | BrowserAction::Screenshot { .. }
+        | BrowserAction::Log { .. } => false,
+    }
 }
 
 /// Sends the initial requests and returns the version of the browser.

@@ -33,9 +33,9 @@ pub(crate) async fn serve_guest(guest: UnixStream) -> io::Result<()> {
             how = driver.ended() => return Err(io::Error::other(format!("the browser ended: {how}"))),
         };
         match next {
-            Some((call, ToDriver::Browse { ask, after_ms, uploads })) => {
+            Some((call, ToDriver::Browse { ask, after_ms, uploads, changes })) => {
                 let after = Duration::from_millis(after_ms);
-                let request = DriverRequest { ask: &ask, after, uploads: uploads.as_deref() };
+                let request = DriverRequest { ask: &ask, after, uploads: uploads.as_deref(), changes };
                 let Some(browsed) = answer(&mut driver, &mut frames, call, request).await? else { return Ok(()) };
                 send_reply(&mut write, call, browsed).await?;
             }

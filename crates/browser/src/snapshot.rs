@@ -112,6 +112,8 @@ pub(crate) struct Reader {
     /// The last snapshots, for comparison; `count` is the number of all snapshots taken.
     taken: VecDeque<changes::Taken>,
     count: u64,
+    /// The page as the client last knew it from a report of changes. Its number is that of the snapshot before it.
+    told: Option<changes::Taken>,
     /// The positions at which snapshots were cut, by the token that continues there.
     stopped: VecDeque<(String, read::CutSnapshot)>,
     /// Lines that name the elements that the last target may have meant, if it did not match exactly one.
@@ -140,6 +142,7 @@ impl Default for Reader {
             given: BTreeMap::new(),
             taken: VecDeque::new(),
             count: 0,
+            told: None,
             stopped: VecDeque::new(),
             candidates: Vec::new(),
         }

@@ -59,9 +59,17 @@ enum Stage {
     /// The browser starts.
     Starting,
     /// The files of the call are still being copied.
-    Copying { copy: Box<Copy>, ask: BrowserAction, after: Duration },
+    Copying { copy: Box<Copy>, request: Request },
     /// The driver performs the action.
     Browsing,
+}
+
+/// A browser action as the host asks for it.
+pub(crate) struct Request {
+    pub ask: BrowserAction,
+    pub after: Duration,
+    /// Maximum number of characters about what the action changed.
+    pub changes: u32,
 }
 
 impl BrowserDriver {
@@ -113,9 +121,8 @@ impl BrowserDriver {
     pub(crate) fn browse(
         &mut self,
         call: u64,
-        ask: BrowserAction,
+        request: Request,
         copy: Option<Copy>,
-        after: Duration,
         now: Instant,
     ) -> Option<&str> {
         if self.open.is_some() {
@@ -126,17 +133,18 @@ impl BrowserDriver {
         }
         match copy {
             Some(copy) => {
-                self.open = Some(OpenAction { call, stage: Stage::Copying { copy: Box::new(copy), ask, after } })
+                self.open = Some(OpenAction { call, stage: Stage::Copying { copy: Box::new(copy), request } })
             }
-            None => self.submit(call, ask, after, None, now),
+            None => self.submit(call, request, None, now),
         }
         None
     }
 
-    fn submit(&mut self, call: u64, ask: BrowserAction, after: Duration, uploads: Option<String>, now: Instant) {
+    fn submit(&mut self, call: u64, request: Request, uploads: Option<String>, now: Instant) {
+        let Request { ask, after, changes } = request;
         self.open = Some(OpenAction { call, stage: Stage::Browsing });
         self.until = Some(now + after + LATE);
-        self.send_request(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads });
+        self.send_request(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads, changes });
     }
 
     /// Continues copying for a call that needs files.
@@ -146,9 +154,10 @@ impl BrowserDriver {
         match copied {
             Ok(false) => {}
             Ok(true) => {
-                if let Some(OpenAction { stage: Stage::Copying { copy, ask, after }, .. }) = self.open.take() {
+                if let Some(OpenAction { stage: Stage::Copying { copy, request }, .. }) = self.open.take() {
                     let directory = uploads.keep(copy.directory);
-                    self.submit(call, with_names(ask, &copy.names), after, Some(directory), now);
+                    let request = Request { ask: with_names(request.ask, &copy.names), ..request };
+                    self.submit(call, request, Some(directory), now);
                 }
             }
             Err(failure) => {

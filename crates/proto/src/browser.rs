@@ -34,8 +34,9 @@ pub enum ToDriver {
     /// The guest sends this message first. The driver replies with `Ready` or `Failed`.
     Start { spec: BrowserSpec },
     /// Performs a browser action. The driver replies with `Browsed`. `uploads` is the directory that contains the files
-    /// of an upload.
-    Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String> },
+    /// of an upload. `changes` is the maximum number of characters about what the action changed on the page; with 0
+    /// nothing is reported about it.
+    Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String>, changes: u32 },
     /// Cancels the request with this number, which the driver then answers as `Cancelled`.
     Cancel,
 }
@@ -145,6 +146,9 @@ pub struct BrowserReply {
 pub struct ReplyExtras {
     /// Lines such as `[ref_3] button "Go"` for the elements that a locator may mean, if it does not match exactly one.
     pub candidates: Vec<String>,
+    /// What the action changed on the page, if the request asked for it: new lines of the outline marked with `+`, removed
+    /// ones marked with `-`.
+    pub changed: Option<String>,
 }
 
 pub const MAX_HAPPENED: usize = 50;

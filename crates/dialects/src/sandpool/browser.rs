@@ -39,6 +39,7 @@ args! {
         url: Option<String>,
         close: bool,
         expression: Option<String>,
+        changes: Option<bool>,
         context: Option<String>,
         timeout: Option<PageTimeout>,
     }
@@ -97,6 +98,9 @@ const MOST_PIXELS: u64 = 1_000_000;
 const LOG_LINES: u32 = 200;
 const MOST_FILES: usize = 20;
 
+/// Maximum length of the report of what an action changed.
+const CHANGES_CHARS: u32 = 1500;
+
 const USUAL_SNAPSHOT_CHARS: u32 = 20_000;
 const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 
@@ -121,7 +125,7 @@ impl PageTimeout {
 fn browse(context: Option<String>, ask: Ask, timeout: Duration) -> Browse {
     let Target { which, make } = target(context);
     let target = Target { which, make: make.map(|new| NewContext { browser: true, ..new }) };
-    Browse { target, ask, uploads: Vec::new(), timeout }
+    Browse { target, ask, uploads: Vec::new(), changes: 0, timeout }
 }
 
 fn answered(operation: Operation<Browsed>) -> Lowering {
@@ -147,8 +151,9 @@ pub(super) fn act(mut args: ActArgs, options: &Options) -> Lowering {
     } else {
         Vec::new()
     };
+    let changes = if args.changes.unwrap_or(true) { CHANGES_CHARS } else { 0 };
     let browse = browse(args.context.take(), args.ask()?, timeout);
-    answered(operation::browse(Browse { uploads, ..browse }))
+    answered(operation::browse(Browse { uploads, changes, ..browse }))
 }
 
 pub(super) fn snapshot(args: SnapshotArgs, _: &Options) -> Lowering {

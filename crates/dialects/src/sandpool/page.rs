@@ -48,6 +48,8 @@ output! {
         next: Option<String>,
         removed: Option<Vec<String>>,
         notes: Option<Vec<String>>,
+        /// What an action changed: new lines of the outline begin with `+`, removed ones with `-`.
+        changed: Option<String>,
         happened: Option<Vec<String>>,
         denied: Option<Vec<String>>,
     }
@@ -57,8 +59,8 @@ output! {
 }
 
 /// The members that only some of the browser tools have.
-const SPECIAL: [&str; 10] =
-    ["elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
+const SPECIAL: [&str; 11] =
+    ["changed", "elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
 
 /// Returns the schema of the members that all browser tools share, and of the members that `more` names.
 pub(super) fn schema(more: &[&str]) -> Value {
@@ -106,6 +108,7 @@ pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize
         ..TrustedMembers::default()
     };
     let mut page = Page { trusted, untrusted: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
+    page.untrusted.changed = browsed.extras.changed.as_deref().map(|changed| clipped(changed, TEXT_BUDGET).into_owned());
     if let Some(shown) = shown {
         page.untrusted.url = Some(one_line(&shown.url));
         page.untrusted.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());

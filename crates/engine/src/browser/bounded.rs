@@ -27,7 +27,7 @@ const NOTES: usize = 50;
 const CANDIDATES: usize = 5;
 
 /// Returns the reply with bounded content. A result that does not match the action becomes an error.
-pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserReply {
+pub(crate) fn bounded(ask: &BrowserAction, changes: u32, browsed: BrowserReply) -> BrowserReply {
     let result = match browsed.result {
         Ok(result) => checked(ask, result),
         Err(BrowseError { why, message }) => Err(BrowseError { why, message: line(&message, LINE) }),
@@ -36,13 +36,15 @@ pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserRepl
         page: browsed.page.map(|page| PageInfo { url: line(&page.url, URL), title: line(&page.title, TITLE), ..page }),
         happened: browsed.happened.into_iter().take(MAX_HAPPENED).map(happened).collect(),
         result,
-        extras: extras(&browsed.extras),
+        extras: extras(&browsed.extras, changes),
     }
 }
 
-fn extras(extras: &ReplyExtras) -> ReplyExtras {
+fn extras(extras: &ReplyExtras, changes: u32) -> ReplyExtras {
     let candidates = extras.candidates.iter().take(CANDIDATES).map(|candidate| line(candidate, NAME)).collect();
-    ReplyExtras { candidates }
+    let most = (changes as usize).saturating_add(MARGIN).min(SNAPSHOT);
+    let changed = extras.changed.as_ref().filter(|_| changes > 0).map(|changed| text(changed, most));
+    ReplyExtras { candidates, changed }
 }
 
 fn checked(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseError> {
@@ -186,13 +188,14 @@ mod tests {
             notes: vec![long.clone(); 10],
         };
         let ask = BrowserAction::Snapshot(SnapshotAsk { max_chars: 100, ..SnapshotAsk::default() });
-        let extras = ReplyExtras { candidates: vec![long.clone(); 20] };
+        let extras = ReplyExtras { candidates: vec![long.clone(); 20], changed: Some(long.clone()) };
         let (happened, result) = (vec![download; 60], Ok(BrowseResult::Snapshot(shown)));
         let browsed = BrowserReply { page: Some(page), happened, result, extras };
-        let bounded = bounded(&ask, browsed);
+        let bounded = bounded(&ask, 100, browsed);
         assert_eq!((bounded.happened.len(), bounded.extras.candidates.len()), (MAX_HAPPENED, CANDIDATES));
         let whole = serde_json::to_string(&bounded).unwrap();
         assert!(whole.len() < 600_000, "{}", whole.len());
+        assert_eq!(bounded.extras.changed.map(|changed| changed.chars().count()), Some(100 + MARGIN));
         assert!(!whole.contains("\\u001b") && !whole.contains("\\r"));
         let Ok(BrowseResult::Snapshot(shown)) = bounded.result else { panic!() };
         assert_eq!(shown.text.chars().count(), 100 + MARGIN);

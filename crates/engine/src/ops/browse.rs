@@ -30,7 +30,7 @@ const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]"
 impl OpContext {
     pub(super) async fn browse(&self, call: &Call, browse: Browse) -> Result<Outcome, EngineError> {
         self.browser_command()?;
-        let Browse { mut target, ask, uploads, timeout } = browse;
+        let Browse { mut target, ask, uploads, changes, timeout } = browse;
         uploads.iter().try_for_each(|path| check_path(path))?;
         if uploads.len() > MAX_UPLOADS {
             return Err(EngineError::OverLimit { what: "files_of_one_upload", limit: MAX_UPLOADS.to_string() });
@@ -38,8 +38,8 @@ impl OpContext {
         target.make.iter_mut().for_each(|make| make.browser = true);
         let resolved = self.resolve(call, target, None).await?;
         let exclusive = resolved.exclusive();
-        let result =
-            self.browse_in(call, resolved, BrowseRequest { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
+        let request = BrowseRequest { ask, uploads, changes, timeout: self.time_to_browse(timeout) };
+        let result = self.browse_in(call, resolved, request).await;
         self.dismiss_exclusive(exclusive, result.is_err());
         result.map(|browsed| Outcome::Browsed(Box::new(browsed)))
     }
@@ -105,6 +105,7 @@ impl OpContext {
 struct BrowseRequest {
     ask: BrowserAction,
     uploads: Vec<String>,
+    changes: u32,
     timeout: Duration,
 }
 
@@ -140,9 +141,9 @@ impl BrowseAttempt<'_> {
             return Err(EngineError::Cancelled);
         }
         browser.used = true;
-        let BrowseRequest { ask, uploads, timeout } = self.request;
+        let BrowseRequest { ask, uploads, changes, timeout } = self.request;
         let after_ms = timeout.as_millis() as u64;
-        let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms };
+        let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms, changes: *changes };
         let (inner, guest) = (&self.ops.inner, &sandbox.guest);
         let bounded = BoundedCall { inner, call: self.call, guest, timeout: *timeout, backstop: BACKSTOP };
         let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual));
@@ -208,7 +209,7 @@ impl BrowseAttempt<'_> {
         };
         match ending {
             CallEnd::Answered(Ok(answered)) => {
-                let mut answered = bounded(&self.request.ask, *answered);
+                let mut answered = bounded(&self.request.ask, self.request.changes, *answered);
                 match &mut answered.result {
                     Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
                         let message = self.give_up_browser(sandbox, message).await;

@@ -10,7 +10,7 @@ use proto::{
 };
 
 use super::Server;
-use crate::browser::BrowserDriver;
+use crate::browser::{BrowserDriver, Request};
 use crate::command::{CommandSpec, Job};
 use crate::files::{List, Part};
 use crate::host::{Broken, NOBODY};
@@ -61,8 +61,9 @@ impl Server {
                 self.files.list(List { call, root, path, max_entries, order });
             }
             ToGuest::StartBrowser { spec } => self.start_browser(call, spec),
-            ToGuest::Browse { ask, uploads, after_ms } => {
-                self.browse(call, ask, &uploads, Duration::from_millis(after_ms));
+            ToGuest::Browse { ask, uploads, after_ms, changes } => {
+                let after = Duration::from_millis(after_ms);
+                self.browse(call, Request { ask, after, changes }, &uploads);
             }
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
@@ -188,13 +189,13 @@ impl Server {
         }
     }
 
-    fn browse(&mut self, call: u64, ask: BrowserAction, uploads: &[String], after: Duration) {
+    fn browse(&mut self, call: u64, request: Request, uploads: &[String]) {
         let Some(browser) = &mut self.browser else {
             return self.fail(call, GuestFailure::Browser, "there is no browser".into());
         };
         match self.uploads.begin(uploads) {
             Ok(copy) => {
-                let refused = browser.browse(call, ask, copy, after, Instant::now()).map(str::to_owned);
+                let refused = browser.browse(call, request, copy, Instant::now()).map(str::to_owned);
                 if let Some(why) = refused {
                     self.fail(call, GuestFailure::Browser, why);
                 }

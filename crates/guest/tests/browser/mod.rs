@@ -92,7 +92,7 @@ impl Sandbox {
 
     fn send(&mut self, ask: BrowserAction, uploads: &[&str], after_ms: u64) -> u64 {
         let uploads = uploads.iter().map(|&path| path.into()).collect();
-        self.client.send(&ToGuest::Browse { ask, uploads, after_ms })
+        self.client.send(&ToGuest::Browse { ask, uploads, after_ms, changes: 0 })
     }
 
     fn browse(&mut self, ask: BrowserAction, uploads: &[&str]) -> BrowserReply {

@@ -140,7 +140,7 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
             let Ok(Outcome::Browsed(browsed)) = tools.engine.execute(&call, op).await else { panic!() };
             let place = format!("{} {number}: {result:?}", dialect.id);
             let page = Some(PageInfo { url: evil(), title: evil(), tab: 1, tabs: 2 });
-            let extras = ReplyExtras { candidates: vec![evil()] };
+            let extras = ReplyExtras { candidates: vec![evil()], changed: Some(evil()) };
             let browsed = Browsed { page, happened: happened(), denied: vec![evil()], result, extras, ..*browsed };
             let fence = fence();
             let scene = RenderInput {

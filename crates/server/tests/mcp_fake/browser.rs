@@ -28,7 +28,7 @@ impl FakeEngine {
             notice,
             page: Some(shown).filter(|_| !address.contains("gone.test")),
             happened,
-            extras: extras(&browse.ask),
+            extras: extras(&browse.ask, browse.changes),
             result: answer(&address, browse.ask, &browse.uploads),
             denied,
             duration: Duration::from_micros(12_345),
@@ -36,14 +36,15 @@ impl FakeEngine {
     }
 }
 
-fn extras(ask: &Ask) -> ReplyExtras {
+fn extras(ask: &Ask, changes: u32) -> ReplyExtras {
     let candidates = match ask {
         Ask::Click { at, .. } if at == ".none" || at == "button" => {
             vec!["[ref_3] button \"Go\"".into(), "[ref_4] link \"Go on\"".into()]
         }
         _ => Vec::new(),
     };
-    ReplyExtras { candidates }
+    let changed = (changes > 0 && matches!(ask, Ask::Click { .. })).then(|| "+ [ref_5] button \"More\"\n- [ref_3] button \"Go\"".into());
+    ReplyExtras { candidates, changed }
 }
 
 fn beside(address: &str, ask: &Ask) -> (Vec<PageEvent>, Vec<String>, Option<String>) {
