@@ -1,7 +1,9 @@
 //! The browser as a whole: starting it, serving one request at a time, and recovering when a page does not respond.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::time::Duration;
 
 use proto::browser::{BrowseResult, PageEvent, ReplyExtras};
@@ -9,6 +11,7 @@ use proto::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::process::Child;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::act::{self, Act};
@@ -20,6 +23,7 @@ use crate::page::{Page, failure};
 use crate::settle;
 use crate::snapshot::{OBJECTS, Reader};
 use crate::state::{BrowserState, MAX_URL, SharedState, StateCell, shorten};
+use crate::workspace::{self, FileChannel};
 
 /// Timeout from starting the process to a blank page, on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,15 +62,23 @@ pub(crate) struct DriverRequest<'a> {
 
 impl Driver {
     /// Starts the browser with a blank page.
-    pub(crate) async fn start(spec: &BrowserSpec) -> Result<Self, String> {
+    pub(crate) async fn start(spec: &BrowserSpec, files: Rc<FileChannel>) -> Result<Self, String> {
         let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
         let Chromium { mut process, to, from } = chromium;
         let (cdp, writing) = Cdp::new(to);
         let state = StateCell::new(Downloads::new(&spec.downloads));
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
+        let (queue, queued) = mpsc::unbounded_channel();
+        state.change(|state| {
+            let root = Path::new(&spec.downloads).parent().unwrap_or(Path::new("/"));
+            (state.workspace.root, state.workspace.queue) = (root.display().to_string(), Some(queue));
+        });
+        tokio::task::spawn_local(workspace::serve_files(cdp.clone(), state.clone(), files, queued));
         match tokio::time::timeout(START_TIMEOUT, set_up(&cdp, &state, &spec.downloads)).await {
-            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, changed: None, hung: false }),
+            Ok(Ok(version)) => {
+                Ok(Self { version, cdp, state, reader: Reader::default(), process, changed: None, hung: false })
+            }
             Ok(Err(cdp::CdpError::Gone)) => {
                 Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
             }
@@ -89,11 +101,10 @@ impl Driver {
         cancelled: impl Future<Output = ()>,
     ) -> BrowserReply {
         let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
+        let opened = matches!(request.ask, BrowserAction::Open { .. } | BrowserAction::OpenFile { .. });
         let mut result = self.once(&request, cancelled.as_mut()).await;
         // An address can be opened without the previous page, so a crash of that page is no reason to fail.
-        if let (BrowserAction::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) =
-            (request.ask, &result)
-        {
+        if let (true, Err(BrowseError { why: BrowseFailure::Crashed, .. })) = (opened, &result) {
             let again = DriverRequest { after: until.saturating_duration_since(Instant::now()), ..request };
             result = self.once(&again, cancelled).await;
         }
@@ -106,10 +117,8 @@ impl Driver {
             }
             result => result,
         };
-        let opened = matches!(request.ask, BrowserAction::Open { .. });
         let page = if self.hung { None } else { self.look(opened).await };
-        let is_unclear =
-            |error: &BrowseError| matches!(error.why, BrowseFailure::NotFound | BrowseFailure::Ambiguous);
+        let is_unclear = |error: &BrowseError| matches!(error.why, BrowseFailure::NotFound | BrowseFailure::Ambiguous);
         let candidates = self.reader.take_candidates();
         let candidates = if result.as_ref().is_err_and(is_unclear) { candidates } else { Vec::new() };
         let extras = ReplyExtras { candidates, changed: self.changed.take() };
@@ -139,6 +148,7 @@ impl Driver {
         let (state, tab, gesture) = (self.state.clone(), page.tab, is_gesture(request.ask));
         let stays = !matches!(request.ask, BrowserAction::Tab { .. });
         let reports = request.changes > 0 && is_reported(request.ask);
+        self.state.change(|state| state.workspace.opening = is_navigation(request.ask));
         let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
         let result = tokio::select! {
             biased;
@@ -160,6 +170,7 @@ impl Driver {
                 Err(failure(BrowseFailure::TimedOut, message))
             }
         };
+        self.state.change(|state| state.workspace.opening = false);
         if let Err(BrowseError { why: BrowseFailure::Cancelled | BrowseFailure::TimedOut, .. }) = result {
             let page = act.page.clone();
             self.recover(&page).await;
@@ -299,10 +310,15 @@ impl Driver {
         self.state.change(|state| {
             let known = state.tabs.get_mut(&page.tab)?;
             known.title.clone_from(&title);
-            let tabs = state.tabs.len() as u32;
+            let (url, tabs) = (state.workspace.shown(url), state.tabs.len() as u32);
             Some(proto::browser::PageInfo { url, title, tab: page.tab, tabs })
         })
     }
+}
+
+/// Returns whether the client leads the tab to another document.
+fn is_navigation(ask: &BrowserAction) -> bool {
+    matches!(ask, BrowserAction::OpenFile { .. } | BrowserAction::Back | BrowserAction::Forward | BrowserAction::Reload)
 }
 
 fn is_gesture(ask: &BrowserAction) -> bool {
@@ -321,6 +337,7 @@ fn is_reported(ask: &BrowserAction) -> bool {
         | BrowserAction::Wait { .. }
         | BrowserAction::Upload { .. } => true,
         BrowserAction::Open { .. }
+        | BrowserAction::OpenFile { .. }
         | BrowserAction::Back
         | BrowserAction::Forward
         | BrowserAction::Reload

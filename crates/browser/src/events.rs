@@ -13,6 +13,7 @@ use crate::snapshot::{SCRIPT, WORLD};
 use crate::state::{
     BrowserState, CdpSession, FrameState, IsolatedWorld, MAX_TABS, MAX_URL, NetworkRequest, Stage, shorten,
 };
+use crate::workspace::RequestPaused;
 
 /// Maximum length of the text of a dialog.
 const MAX_DIALOG: usize = 500;
@@ -272,7 +273,8 @@ fn on_browser_event(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> O
             let begun: Download = event.params()?;
             let now = state.tick();
             state.decide_download(&begun.frame_id);
-            if !state.downloads.begin(now, &begun.guid, &begun.url, &begun.suggested_filename) {
+            let url = state.workspace.shown(begun.url);
+            if !state.downloads.begin(now, &begun.guid, &url, &begun.suggested_filename) {
                 cdp.tell(None, "Browser.cancelDownload", json!({ "guid": begun.guid }));
                 state.note("more downloads than may run at once were cancelled");
             }
@@ -316,6 +318,9 @@ fn page_attached(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
         // The tab counts as a popup until the driver finds that it created the tab itself.
         (tab.is_popup, tab.is_unreported) = (true, true);
     }
+    if let Some(served) = &state.workspace.served {
+        cdp.tell(Some(&session_id), "Fetch.enable", served.interception());
+    }
     configure(cdp, &session_id);
 }
 
@@ -358,6 +363,7 @@ fn on_session_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &
         "Network" => on_network_event(state, session, event),
         "Runtime" => on_runtime_event(state, session, event),
         "Target" => on_target_event(state, cdp, session, event),
+        "Fetch" => on_fetch_event(state, cdp, session, event),
         "Inspector" if event.method == "Inspector.targetCrashed" => crashed(state, cdp, session),
         _ => None,
     }
@@ -560,6 +566,18 @@ fn on_network_event(state: &mut BrowserState, session: &str, event: &Event<'_>) 
             tab.log.push(&format!("[network] {} → {end}", request.line));
         }
         _ => {}
+    }
+    Some(())
+}
+
+/// Answers a request to the private origin of a page of the workspace, or refuses it.
+fn on_fetch_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+    let paused: RequestPaused = event.params()?;
+    let request = paused.request_id.clone();
+    let tab = state.sessions.get(session).and_then(|session| state.tabs.get(&session.tab));
+    if !tab.is_some_and(|tab| state.workspace.take(session, tab, paused)) {
+        let refused = json!({ "requestId": request, "errorReason": "AccessDenied" });
+        cdp.tell(Some(session), "Fetch.failRequest", refused);
     }
     Some(())
 }

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use crate::downloads::Downloads;
 use crate::log::Log;
 use crate::snapshot::Frame;
+use crate::workspace::Workspace;
 
 /// Maximum number of tabs. A page that opens more has them closed.
 pub(crate) const MAX_TABS: usize = 16;
@@ -46,6 +47,7 @@ impl StateCell {
             happened: Vec::new(),
             left_out: 0,
             downloads,
+            workspace: Workspace::default(),
             gone: false,
             clock: 0,
         };
@@ -89,6 +91,7 @@ pub(crate) struct BrowserState {
     happened: Vec<PageEvent>,
     left_out: u64,
     pub downloads: Downloads,
+    pub workspace: Workspace,
     /// True once the browser's process has closed its end of the pipe.
     pub gone: bool,
     /// Number of events so far whose order may matter. Its values serve as moments in time.
@@ -281,7 +284,10 @@ impl BrowserState {
             .tabs
             .iter_mut()
             .filter_map(|(number, tab)| std::mem::take(&mut tab.is_unreported).then_some((*number, tab)))
-            .map(|(number, tab)| PageEvent::Popup { tab: number, url: shorten(&tab.url, MAX_URL) })
+            .map(|(number, tab)| {
+                let url = self.workspace.shown(shorten(&tab.url, MAX_URL));
+                PageEvent::Popup { tab: number, url }
+            })
             .collect();
         let closed: Vec<PageEvent> =
             std::mem::take(&mut self.closed_popups).into_iter().map(|url| PageEvent::PopupClosed { url }).collect();

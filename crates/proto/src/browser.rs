@@ -37,6 +37,11 @@ pub enum ToDriver {
     /// of an upload. `changes` is the maximum number of characters about what the action changed on the page; with 0
     /// nothing is reported about it.
     Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String>, changes: u32 },
+    /// Answers a `FromDriver::ReadFile` of this number: the size of the whole file. A data frame with the bytes follows,
+    /// which is empty at the end of the file.
+    File { size: u64 },
+    /// Answers a `FromDriver::ReadFile` of this number: there is no such file, or the driver may not have it.
+    NoFile,
     /// Cancels the request with this number, which the driver then answers as `Cancelled`.
     Cancel,
 }
@@ -44,9 +49,21 @@ pub enum ToDriver {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum FromDriver {
-    Ready { version: String },
-    Browsed { browsed: Box<BrowserReply> },
-    Failed { message: String },
+    Ready {
+        version: String,
+    },
+    Browsed {
+        browsed: Box<BrowserReply>,
+    },
+    Failed {
+        message: String,
+    },
+    /// Asks for a part of a file in the directory of the page that was opened last with `BrowserAction::OpenFile`, and for
+    /// none after another address was opened. The driver chooses the number, and sends one at a time.
+    ReadFile {
+        path: String,
+        offset: u64,
+    },
 }
 
 /// Identifies an element by a `ref_N` of a snapshot, or by a target that matches exactly one element: a CSS selector, which
@@ -58,6 +75,9 @@ pub(crate) type Locator = String;
 pub enum BrowserAction {
     /// Opens the URL in the current tab.
     Open { url: String },
+    /// Opens the file, whose path is relative to `/workspace`, in the current tab. The page may read the files below its
+    /// directory until another address is opened.
+    OpenFile { path: String },
     /// Clicks the element.
     Click { at: Locator, button: MouseButton, double: bool },
     /// Replaces the text of the field, or appends to it. `keys` sends each character as a key press, for pages that

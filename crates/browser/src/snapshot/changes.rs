@@ -94,8 +94,12 @@ pub(super) fn told(base: &Taken, now: &Taken, max_chars: usize) -> String {
     write(base, now, max_chars, &mut changed);
     let removed = changed.removed.iter().map(|line| format!("- {line}"));
     let more = changed.notes.iter().map(|_| "(more changed than is shown here)".to_owned());
-    let lines: Vec<String> =
-        Some(changed.elements.clone()).filter(|lines| !lines.is_empty()).into_iter().chain(removed).chain(more).collect();
+    let lines: Vec<String> = Some(changed.elements.clone())
+        .filter(|lines| !lines.is_empty())
+        .into_iter()
+        .chain(removed)
+        .chain(more)
+        .collect();
     if lines.is_empty() { "(nothing)".into() } else { lines.join("\n") }
 }
 

@@ -58,7 +58,13 @@ pub static DIALECT: Dialect = Dialect {
         tool!("write_file", Hints::REPLACES, files::write_file, WrittenFile::schema, errors::error),
         tool!("list_files", Hints::READS, files::list_files, Listing::schema, errors::error),
         tool!("browser_open", Hints::ACTS, browser::open, || page::schema(&[]), page::error),
-        tool!("browser_act", Hints::ACTS, browser::act, || page::schema(&["changed", "log", "tabs", "value"]), page::error),
+        tool!(
+            "browser_act",
+            Hints::ACTS,
+            browser::act,
+            || page::schema(&["changed", "log", "tabs", "value"]),
+            page::error
+        ),
         tool!("browser_snapshot", Hints::READS, browser::snapshot, page::snapshot_schema, page::error),
         tool!("browser_screenshot", Hints::READS, browser::screenshot, page::screenshot_schema, page::error),
     ],

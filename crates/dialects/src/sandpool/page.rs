@@ -108,7 +108,8 @@ pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize
         ..TrustedMembers::default()
     };
     let mut page = Page { trusted, untrusted: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
-    page.untrusted.changed = browsed.extras.changed.as_deref().map(|changed| clipped(changed, TEXT_BUDGET).into_owned());
+    page.untrusted.changed =
+        browsed.extras.changed.as_deref().map(|changed| clipped(changed, TEXT_BUDGET).into_owned());
     if let Some(shown) = shown {
         page.untrusted.url = Some(one_line(&shown.url));
         page.untrusted.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());

@@ -1,8 +1,8 @@
 //! Bounds the replies of a browser before they are passed on. A page that has taken over the browser can send anything.
 
 use proto::browser::{
-    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, ReplyExtras,
-    Snapshot, SnapshotAsk, TabAsk, TabInfo,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo,
+    ReplyExtras, Snapshot, SnapshotAsk, TabAsk, TabInfo,
 };
 
 /// Maximum number of characters of a URL. `TITLE`, `LINE` and `NAME` bound other texts.
@@ -87,6 +87,7 @@ fn is_done_without_result(ask: &BrowserAction) -> bool {
         | BrowserAction::Log { .. } => false,
         BrowserAction::Tab { tab } => *tab != TabAsk::List,
         BrowserAction::Open { .. }
+        | BrowserAction::OpenFile { .. }
         | BrowserAction::Click { .. }
         | BrowserAction::Type { .. }
         | BrowserAction::Press { .. }
@@ -154,8 +155,9 @@ mod tests {
     use super::*;
 
     fn answer(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseFailure> {
-        let browsed = BrowserReply { page: None, happened: Vec::new(), result: Ok(result), extras: ReplyExtras::default() };
-        bounded(ask, browsed).result.map_err(|error| error.why)
+        let browsed =
+            BrowserReply { page: None, happened: Vec::new(), result: Ok(result), extras: ReplyExtras::default() };
+        bounded(ask, 0, browsed).result.map_err(|error| error.why)
     }
 
     #[test]

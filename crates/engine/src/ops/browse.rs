@@ -32,6 +32,9 @@ impl OpContext {
         self.browser_command()?;
         let Browse { mut target, ask, uploads, changes, timeout } = browse;
         uploads.iter().try_for_each(|path| check_path(path))?;
+        if let BrowserAction::OpenFile { path } = &ask {
+            check_path(path)?;
+        }
         if uploads.len() > MAX_UPLOADS {
             return Err(EngineError::OverLimit { what: "files_of_one_upload", limit: MAX_UPLOADS.to_string() });
         }
@@ -230,7 +233,10 @@ impl BrowseAttempt<'_> {
             }
             CallEnd::Answered(Err((failure, message))) => {
                 let limit = self.ops.inner.config.max_file_bytes;
-                let paths = self.request.uploads.join(", ");
+                let paths = match &self.request.ask {
+                    BrowserAction::OpenFile { path } => path.clone(),
+                    _ => self.request.uploads.join(", "),
+                };
                 Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, sandbox))
             }
             CallEnd::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),

@@ -5,8 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use proto::{
-    BrowserAction, BrowserSpec, Frame, FrameKind, FromGuest, GuestFailure, KernelId, KernelSpec, Language,
-    MAX_COMMANDS, ToGuest,
+    BrowserSpec, Frame, FrameKind, FromGuest, GuestFailure, KernelId, KernelSpec, Language, MAX_COMMANDS, ToGuest,
 };
 
 use super::Server;
@@ -181,8 +180,11 @@ impl Server {
     fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
         self.browser = None;
         self.uploads.forget();
-        let started =
-            self.arrivals.take_driver().and_then(|driver| BrowserDriver::start(driver, call, spec, Instant::now()));
+        let workspace = self.config.workspace.clone();
+        let started = self
+            .arrivals
+            .take_driver()
+            .and_then(|driver| BrowserDriver::start(driver, call, spec, workspace, Instant::now()));
         match started {
             Ok(browser) => self.browser = Some(browser),
             Err(error) => self.fail(call, GuestFailure::Browser, format!("cannot start the browser: {error}")),
@@ -193,6 +195,9 @@ impl Server {
         let Some(browser) = &mut self.browser else {
             return self.fail(call, GuestFailure::Browser, "there is no browser".into());
         };
+        if let Err(failure) = browser.check_page(&request.ask) {
+            return failure.send(call, &mut self.host);
+        }
         match self.uploads.begin(uploads) {
             Ok(copy) => {
                 let refused = browser.browse(call, request, copy, Instant::now()).map(str::to_owned);

@@ -1,7 +1,9 @@
 //! W25: all that a page or a download chose stands between two marks, and no page can make these.
 
 use dialects::{Answer, Block, Lowered, RenderInput, Reply, sandpool, workbench};
-use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, ReplyExtras, Snapshot, TabInfo};
+use engine::op::browser::{
+    BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, ReplyExtras, Snapshot, TabInfo,
+};
 use engine::op::{Browsed, Call, EventSink, Outcome, Realm, Tenant};
 use serde_json::{Map, Value, json};
 use server::handler::Execute;

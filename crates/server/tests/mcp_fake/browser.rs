@@ -1,8 +1,8 @@
 //! A browser without pages: addresses and elements are a handful of known texts.
 
 use engine::op::browser::{
-    BrowseError, BrowseFailure, BrowseResult, BrowserAction as Ask, PageEvent, PageInfo, ReplyExtras, Snapshot,
-    TabAsk, TabInfo,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction as Ask, PageEvent, PageInfo, ReplyExtras, Snapshot, TabAsk,
+    TabInfo,
 };
 use engine::op::{Browse, Browsed, Call, EngineError, Outcome};
 
@@ -43,7 +43,8 @@ fn extras(ask: &Ask, changes: u32) -> ReplyExtras {
         }
         _ => Vec::new(),
     };
-    let changed = (changes > 0 && matches!(ask, Ask::Click { .. })).then(|| "+ [ref_5] button \"More\"\n- [ref_3] button \"Go\"".into());
+    let changed = (changes > 0 && matches!(ask, Ask::Click { .. }))
+        .then(|| "+ [ref_5] button \"More\"\n- [ref_3] button \"Go\"".into());
     ReplyExtras { candidates, changed }
 }
 

@@ -109,7 +109,8 @@ impl Guest {
                 let loud = PageEvent::Note { text: "\x1b!".repeat(5000) };
                 let shouts = tabs.page().url.starts_with("fake:shout");
                 let happened = if shouts { vec![loud; 100] } else { Vec::new() };
-                self.answer_browsed(call, BrowserReply { page, happened, result, extras: ReplyExtras::default() }).await;
+                self.answer_browsed(call, BrowserReply { page, happened, result, extras: ReplyExtras::default() })
+                    .await;
             }
         }
     }

@@ -60,6 +60,8 @@ pub fn answer(asked: &Asked, wire: &mut Wire<'_>) -> io::Result<()> {
             wire.json(r#"["Lisbon","Oslo","Kyoto"]"#)
         }
         "/api/list" => wire.json(&made::items(asked.number("from", 0), 20)),
+        // Does what its parent tells it.
+        "/puppet" => wire.html("<!doctype html><title>Puppet</title><script>onmessage = async e => parent.postMessage(await eval(e.data), '*')</script>"),
         "/api/poll" => {
             wire.pause(Duration::from_secs(25));
             wire.json("{}")
