@@ -29,6 +29,8 @@ pub(crate) struct Downloads {
     running: HashMap<String, Download>,
     /// The moment at which the latest download began, on the clock of [`crate::state::BrowserState`].
     begun: u64,
+    /// The moment of a click on a link that saves its target, until a download begins.
+    expected: Option<u64>,
     /// Total size of the finished files in the directory.
     finished_bytes: u64,
     /// Returns the number of free bytes on the file system of the directory.
@@ -46,7 +48,7 @@ struct Download {
 
 impl Downloads {
     pub(crate) fn new(directory: &str) -> Self {
-        Self { directory: directory.into(), running: HashMap::new(), begun: 0, finished_bytes: 0, free }
+        Self { directory: directory.into(), running: HashMap::new(), begun: 0, expected: None, finished_bytes: 0, free }
     }
 
     /// Returns whether a download that began after `moment` is still running.
@@ -58,9 +60,28 @@ impl Downloads {
         self.begun > moment
     }
 
+    /// Records that a link was clicked that saves its target.
+    pub(crate) fn expect(&mut self, now: u64) {
+        self.expected = Some(now);
+    }
+
+    pub(crate) fn expect_none(&mut self) {
+        self.expected = None;
+    }
+
+    pub(crate) fn is_expected_since(&self, moment: u64) -> bool {
+        self.expected.is_some_and(|expected| expected >= moment)
+    }
+
+    /// Returns the addresses of the downloads that began after `moment` and are still running.
+    pub(crate) fn addresses_since(&self, moment: u64) -> Vec<String> {
+        self.running.values().filter(|download| download.begun > moment).map(|download| download.url.clone()).collect()
+    }
+
     /// Records a new download. Returns whether it may continue.
     pub(crate) fn begin(&mut self, now: u64, guid: &str, url: &str, suggested: &str) -> bool {
         self.begun = now;
+        self.expected = None;
         let room = self.running.len() < MAX_RUNNING;
         if room {
             self.finished_bytes = self.in_directory();

@@ -1,14 +1,17 @@
 //! The browser as a whole: starting it, serving one request at a time, and recovering when a page does not respond.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::time::Duration;
 
-use proto::browser::{BrowseResult, PageEvent};
+use proto::browser::{BrowseResult, PageEvent, ReplyExtras};
 use proto::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::process::Child;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::act::{self, Act};
@@ -20,6 +23,7 @@ use crate::page::{Page, failure};
 use crate::settle;
 use crate::snapshot::{OBJECTS, Reader};
 use crate::state::{BrowserState, MAX_URL, SharedState, StateCell, shorten};
+use crate::workspace::{self, FileChannel};
 
 /// Timeout from starting the process to a blank page, on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,6 +31,10 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 const TITLE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Timeout of the check whether a page is idle. An idle page answers at once.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(250);
+/// Timeout for reading the page before and after an action, to find what the action changed.
+const CHANGES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Report of an action that led to another page, whose address and title the reply contains.
+const ANOTHER_PAGE: &str = "(another page)";
 /// Timeout for terminating a script or a page.
 const END_TIMEOUT: Duration = Duration::from_millis(600);
 
@@ -36,6 +44,8 @@ pub(crate) struct Driver {
     state: SharedState,
     reader: Reader,
     process: Child,
+    /// What the current request changed on the page.
+    changed: Option<String>,
     /// True if the browser stopped answering and was killed for that reason.
     hung: bool,
 }
@@ -46,19 +56,29 @@ pub(crate) struct DriverRequest<'a> {
     pub ask: &'a BrowserAction,
     pub after: Duration,
     pub uploads: Option<&'a str>,
+    /// Maximum number of characters about what the action changed on the page, or 0 to report nothing.
+    pub changes: u32,
 }
 
 impl Driver {
     /// Starts the browser with a blank page.
-    pub(crate) async fn start(spec: &BrowserSpec) -> Result<Self, String> {
+    pub(crate) async fn start(spec: &BrowserSpec, files: Rc<FileChannel>) -> Result<Self, String> {
         let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
         let Chromium { mut process, to, from } = chromium;
         let (cdp, writing) = Cdp::new(to);
         let state = StateCell::new(Downloads::new(&spec.downloads));
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
+        let (queue, queued) = mpsc::unbounded_channel();
+        state.change(|state| {
+            let root = Path::new(&spec.downloads).parent().unwrap_or(Path::new("/"));
+            (state.workspace.root, state.workspace.queue) = (root.display().to_string(), Some(queue));
+        });
+        tokio::task::spawn_local(workspace::serve_files(cdp.clone(), state.clone(), files, queued));
         match tokio::time::timeout(START_TIMEOUT, set_up(&cdp, &state, &spec.downloads)).await {
-            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, hung: false }),
+            Ok(Ok(version)) => {
+                Ok(Self { version, cdp, state, reader: Reader::default(), process, changed: None, hung: false })
+            }
             Ok(Err(cdp::CdpError::Gone)) => {
                 Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
             }
@@ -81,11 +101,10 @@ impl Driver {
         cancelled: impl Future<Output = ()>,
     ) -> BrowserReply {
         let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
+        let opened = matches!(request.ask, BrowserAction::Open { .. } | BrowserAction::OpenFile { .. });
         let mut result = self.once(&request, cancelled.as_mut()).await;
         // An address can be opened without the previous page, so a crash of that page is no reason to fail.
-        if let (BrowserAction::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) =
-            (request.ask, &result)
-        {
+        if let (true, Err(BrowseError { why: BrowseFailure::Crashed, .. })) = (opened, &result) {
             let again = DriverRequest { after: until.saturating_duration_since(Instant::now()), ..request };
             result = self.once(&again, cancelled).await;
         }
@@ -98,9 +117,12 @@ impl Driver {
             }
             result => result,
         };
-        let opened = matches!(request.ask, BrowserAction::Open { .. });
         let page = if self.hung { None } else { self.look(opened).await };
-        BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result }
+        let is_unclear = |error: &BrowseError| matches!(error.why, BrowseFailure::NotFound | BrowseFailure::Ambiguous);
+        let candidates = self.reader.take_candidates();
+        let candidates = if result.as_ref().is_err_and(is_unclear) { candidates } else { Vec::new() };
+        let extras = ReplyExtras { candidates, changed: self.changed.take() };
+        BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result, extras }
     }
 
     /// Performs the action once in the page that is shown.
@@ -119,28 +141,36 @@ impl Driver {
         &mut self,
         page: Page,
         request: &DriverRequest<'_>,
-        cancelled: impl Future<Output = ()>,
+        mut cancelled: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<BrowseResult, BrowseError> {
         let until = Instant::now() + request.after;
         let moment = settle::moment(&page);
         let (state, tab, gesture) = (self.state.clone(), page.tab, is_gesture(request.ask));
         let stays = !matches!(request.ask, BrowserAction::Tab { .. });
+        let reports = request.changes > 0 && is_reported(request.ask);
+        self.state.change(|state| state.workspace.opening = is_navigation(request.ask));
         let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
         let result = tokio::select! {
             biased;
-            result = act.run(request.ask) => result,
+            result = async {
+                if reports {
+                    let _ = tokio::time::timeout(CHANGES_TIMEOUT, act.reader.note_page(&act.page)).await;
+                }
+                act.run(request.ask).await
+            } => result,
             lost = lost(&state, tab) => Err(lost),
             () = closed(&state, tab), if stays => match gesture {
                 // A button that closes its window has served its purpose.
                 true => Ok(BrowseResult::Done),
                 false => Err(failure(BrowseFailure::Stale, "the page has closed itself; another tab is shown")),
             },
-            () = cancelled => Err(failure(BrowseFailure::Cancelled, "the request was cancelled")),
+            () = cancelled.as_mut() => Err(failure(BrowseFailure::Cancelled, "the request was cancelled")),
             () = tokio::time::sleep_until(until) => {
                 let message = format!("not done within `{}` s", request.after.as_secs_f32());
                 Err(failure(BrowseFailure::TimedOut, message))
             }
         };
+        self.state.change(|state| state.workspace.opening = false);
         if let Err(BrowseError { why: BrowseFailure::Cancelled | BrowseFailure::TimedOut, .. }) = result {
             let page = act.page.clone();
             self.recover(&page).await;
@@ -148,7 +178,36 @@ impl Driver {
         if gesture {
             self.show_popup(moment, until).await;
         }
+        if !matches!(result, Err(BrowseError { why: BrowseFailure::Cancelled, .. })) {
+            tokio::select! {
+                () = settle::downloads(&self.state, moment, until) => {}
+                () = cancelled => {}
+            }
+        }
+        if reports && result.is_ok() {
+            self.changed = self.changes(tab, request.changes, until).await;
+        }
         result
+    }
+
+    /// Returns what changed since the client last knew the page of the tab.
+    async fn changes(&mut self, tab: u32, max_chars: u32, until: Instant) -> Option<String> {
+        let page = self.shown_page()?;
+        if page.tab != tab {
+            return Some(ANOTHER_PAGE.into());
+        }
+        let bound = until.min(Instant::now() + CHANGES_TIMEOUT);
+        let changes = self.reader.changes(&page, max_chars as usize);
+        let changed = tokio::time::timeout_at(bound, changes).await.ok()??;
+        Some(changed.unwrap_or_else(|| ANOTHER_PAGE.into()))
+    }
+
+    /// Returns the page that is shown, whatever its state is.
+    fn shown_page(&self) -> Option<Page> {
+        let state = self.state.borrow();
+        let tab = state.shown().filter(|_| !state.gone)?;
+        let session = state.tabs.get(&tab)?.session.clone();
+        Some(Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session })
     }
 
     /// Shows the popup that a gesture opened, because the client acted in order to see it.
@@ -239,12 +298,7 @@ impl Driver {
     /// Describes the page that is shown, without a long wait. For a page that was just `opened`, the title that the
     /// page reported while loading is enough.
     async fn look(&mut self, opened: bool) -> Option<proto::browser::PageInfo> {
-        let page = {
-            let state = self.state.borrow();
-            let tab = state.shown().filter(|_| !state.gone)?;
-            let session = state.tabs.get(&tab)?.session.clone();
-            Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session }
-        };
+        let page = self.shown_page()?;
         self.cdp.tell(Some(&page.session), "Runtime.releaseObjectGroup", json!({ "objectGroup": OBJECTS }));
         let known = page.look(|tab| tab.crashed || opened && tab.is_titled)?;
         let seen: Option<(String, String)> =
@@ -256,14 +310,43 @@ impl Driver {
         self.state.change(|state| {
             let known = state.tabs.get_mut(&page.tab)?;
             known.title.clone_from(&title);
-            let tabs = state.tabs.len() as u32;
+            let (url, tabs) = (state.workspace.shown(url), state.tabs.len() as u32);
             Some(proto::browser::PageInfo { url, title, tab: page.tab, tabs })
         })
     }
 }
 
+/// Returns whether the client leads the tab to another document.
+fn is_navigation(ask: &BrowserAction) -> bool {
+    matches!(ask, BrowserAction::OpenFile { .. } | BrowserAction::Back | BrowserAction::Forward | BrowserAction::Reload)
+}
+
 fn is_gesture(ask: &BrowserAction) -> bool {
     matches!(ask, BrowserAction::Click { .. } | BrowserAction::Press { .. } | BrowserAction::Type { .. })
+}
+
+/// Returns whether an action changes the page that is shown. Other actions show another page, or only look.
+fn is_reported(ask: &BrowserAction) -> bool {
+    match ask {
+        BrowserAction::Click { .. }
+        | BrowserAction::Type { .. }
+        | BrowserAction::Press { .. }
+        | BrowserAction::Select { .. }
+        | BrowserAction::Hover { .. }
+        | BrowserAction::Scroll { .. }
+        | BrowserAction::Wait { .. }
+        | BrowserAction::Upload { .. } => true,
+        BrowserAction::Open { .. }
+        | BrowserAction::OpenFile { .. }
+        | BrowserAction::Back
+        | BrowserAction::Forward
+        | BrowserAction::Reload
+        | BrowserAction::Tab { .. }
+        | BrowserAction::Evaluate { .. }
+        | BrowserAction::Snapshot(_)
+        | BrowserAction::Screenshot { .. }
+        | BrowserAction::Log { .. } => false,
+    }
 }
 
 /// Sends the initial requests and returns the version of the browser.

@@ -13,6 +13,7 @@ use crate::snapshot::{SCRIPT, WORLD};
 use crate::state::{
     BrowserState, CdpSession, FrameState, IsolatedWorld, MAX_TABS, MAX_URL, NetworkRequest, Stage, shorten,
 };
+use crate::workspace::RequestPaused;
 
 /// Maximum length of the text of a dialog.
 const MAX_DIALOG: usize = 500;
@@ -151,6 +152,8 @@ struct SentRequest {
 struct ResponseReceived {
     request_id: String,
     loader_id: String,
+    #[serde(default)]
+    frame_id: String,
     response: Response,
 }
 
@@ -177,6 +180,8 @@ struct Dialog {
 #[serde(rename_all = "camelCase")]
 struct Download {
     guid: String,
+    #[serde(default)]
+    frame_id: String,
     #[serde(default)]
     url: String,
     #[serde(default)]
@@ -267,7 +272,9 @@ fn on_browser_event(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> O
         "Browser.downloadWillBegin" => {
             let begun: Download = event.params()?;
             let now = state.tick();
-            if !state.downloads.begin(now, &begun.guid, &begun.url, &begun.suggested_filename) {
+            state.decide_download(&begun.frame_id);
+            let url = state.workspace.shown(begun.url);
+            if !state.downloads.begin(now, &begun.guid, &url, &begun.suggested_filename) {
                 cdp.tell(None, "Browser.cancelDownload", json!({ "guid": begun.guid }));
                 state.note("more downloads than may run at once were cancelled");
             }
@@ -311,6 +318,9 @@ fn page_attached(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
         // The tab counts as a popup until the driver finds that it created the tab itself.
         (tab.is_popup, tab.is_unreported) = (true, true);
     }
+    if let Some(served) = &state.workspace.served {
+        cdp.tell(Some(&session_id), "Fetch.enable", served.interception());
+    }
     configure(cdp, &session_id);
 }
 
@@ -353,6 +363,7 @@ fn on_session_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &
         "Network" => on_network_event(state, session, event),
         "Runtime" => on_runtime_event(state, session, event),
         "Target" => on_target_event(state, cdp, session, event),
+        "Fetch" => on_fetch_event(state, cdp, session, event),
         "Inspector" if event.method == "Inspector.targetCrashed" => crashed(state, cdp, session),
         _ => None,
     }
@@ -407,6 +418,7 @@ fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Eve
             let frame: FrameEvent = event.params()?;
             // A swapped frame continues in another session.
             if frame.reason != "swap" && !tab.is_root(&frame.frame_id) {
+                tab.undecided.retain(|_, document| document.frame != frame.frame_id);
                 tab.remove_frame(&frame.frame_id);
             }
         }
@@ -426,7 +438,12 @@ fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Eve
         }
         "Page.frameStartedNavigating" | "Page.frameStartedLoading" | "Page.frameRequestedNavigation" => {
             let frame: FrameEvent = event.params()?;
-            if tab.is_root(&frame.frame_id) && !frame.navigation_type.contains("ameDocument") {
+            let same_document = frame.navigation_type.contains("ameDocument");
+            if event.method == "Page.frameStartedNavigating" && !same_document {
+                // The frame has given up the document before.
+                tab.undecided.retain(|_, document| document.frame != frame.frame_id);
+            }
+            if tab.is_root(&frame.frame_id) && !same_document {
                 tab.busy = true;
             }
         }
@@ -452,6 +469,7 @@ fn on_page_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Eve
 }
 
 fn navigated(tab: &mut crate::state::TabState, session: &std::rc::Rc<str>, frame: &NavigatedFrame, born: u64) {
+    tab.undecided.remove(&frame.loader_id);
     tab.remove_frames_in(&frame.id);
     tab.add_frame(&frame.id, frame.parent_id.as_deref(), session, born);
     if tab.is_root(&frame.id) {
@@ -534,9 +552,9 @@ fn on_network_event(state: &mut BrowserState, session: &str, event: &Event<'_>) 
             tab.add_request(request_id, NetworkRequest { born, line, lasting, status: None });
         }
         "Network.responseReceived" => {
-            let ResponseReceived { request_id, loader_id, response } = event.params()?;
+            let ResponseReceived { request_id, loader_id, frame_id, response } = event.params()?;
             if request_id == loader_id {
-                tab.answered = (loader_id, response.status);
+                tab.add_answer(loader_id, frame_id, response.status, born);
             }
             tab.requests.get_mut(&request_id)?.status = Some(response.status);
         }
@@ -548,6 +566,18 @@ fn on_network_event(state: &mut BrowserState, session: &str, event: &Event<'_>) 
             tab.log.push(&format!("[network] {} → {end}", request.line));
         }
         _ => {}
+    }
+    Some(())
+}
+
+/// Answers a request to the private origin of a page of the workspace, or refuses it.
+fn on_fetch_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+    let paused: RequestPaused = event.params()?;
+    let request = paused.request_id.clone();
+    let tab = state.sessions.get(session).and_then(|session| state.tabs.get(&session.tab));
+    if !tab.is_some_and(|tab| state.workspace.take(session, tab, paused)) {
+        let refused = json!({ "requestId": request, "errorReason": "AccessDenied" });
+        cdp.tell(Some(session), "Fetch.failRequest", refused);
     }
     Some(())
 }

@@ -18,6 +18,7 @@ mod serve;
 mod settle;
 mod snapshot;
 mod state;
+mod workspace;
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,7 @@
 //! The exchange of messages with the guest.
 
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 use proto::browser::{BrowserReply, FromDriver, ToDriver};
@@ -8,18 +9,20 @@ use proto::{BrowseError, BrowseFailure, BrowseResult, Decoder, Frame, FrameKind}
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use crate::driver::{Driver, DriverRequest};
+use crate::workspace::FileChannel;
 
 /// Starts the browser and answers requests of the guest until the guest closes the connection.
 pub(crate) async fn serve_guest(guest: UnixStream) -> io::Result<()> {
     let (read, mut write) = guest.into_split();
-    let mut frames = Frames { read, decoder: Decoder::default(), buffer: Vec::new() };
+    let (files, mut asked) = FileChannel::new();
+    let mut frames = Frames { read, decoder: Decoder::default(), buffer: Vec::new(), files: files.clone() };
     let Some((call, ToDriver::Start { spec })) = frames.next().await? else {
         return Err(protocol_error("the first message was not a start"));
     };
-    let mut driver = match Driver::start(&spec).await {
+    let mut driver = match Driver::start(&spec, files).await {
         Ok(driver) => driver,
         Err(message) => {
             send(&mut write, call, &FromDriver::Failed { message: message.clone() }).await?;
@@ -30,27 +33,40 @@ pub(crate) async fn serve_guest(guest: UnixStream) -> io::Result<()> {
     loop {
         let next = tokio::select! {
             next = frames.next() => next?,
+            Some((number, message)) = asked.recv() => {
+                send(&mut write, number, &message).await?;
+                continue;
+            }
             how = driver.ended() => return Err(io::Error::other(format!("the browser ended: {how}"))),
         };
         match next {
-            Some((call, ToDriver::Browse { ask, after_ms, uploads })) => {
+            Some((call, ToDriver::Browse { ask, after_ms, uploads, changes })) => {
                 let after = Duration::from_millis(after_ms);
-                let request = DriverRequest { ask: &ask, after, uploads: uploads.as_deref() };
-                let Some(browsed) = answer(&mut driver, &mut frames, call, request).await? else { return Ok(()) };
+                let request = DriverRequest { ask: &ask, after, uploads: uploads.as_deref(), changes };
+                let wire = Wire { frames: &mut frames, write: &mut write, asked: &mut asked };
+                let Some(browsed) = answer(&mut driver, wire, call, request).await? else { return Ok(()) };
                 send_reply(&mut write, call, browsed).await?;
             }
             // The request was answered before its cancellation arrived.
-            Some((_, ToDriver::Cancel)) => {}
+            Some((_, ToDriver::Cancel | ToDriver::File { .. } | ToDriver::NoFile)) => {}
             Some((_, ToDriver::Start { .. })) => return Err(protocol_error("a second start")),
             None => return Ok(()),
         }
     }
 }
 
+/// The connection to the guest while a request is performed.
+struct Wire<'a> {
+    frames: &'a mut Frames,
+    write: &'a mut OwnedWriteHalf,
+    /// Files that the guest has to be asked for.
+    asked: &'a mut mpsc::UnboundedReceiver<(u64, FromDriver)>,
+}
+
 /// Answers a request. Returns `None` if the guest has closed the connection.
 async fn answer(
     driver: &mut Driver,
-    frames: &mut Frames,
+    wire: Wire<'_>,
     call: u64,
     request: DriverRequest<'_>,
 ) -> io::Result<Option<BrowserReply>> {
@@ -59,7 +75,8 @@ async fn answer(
     loop {
         tokio::select! {
             browsed = &mut answering => return Ok(Some(browsed)),
-            next = frames.next() => match next? {
+            Some((number, message)) = wire.asked.recv() => send(wire.write, number, &message).await?,
+            next = wire.frames.next() => match next? {
                 Some((number, ToDriver::Cancel)) if number == call => cancel.notify_one(),
                 Some((_, ToDriver::Cancel)) => {}
                 Some(_) => return Err(protocol_error("a request before the last one was answered")),
@@ -96,14 +113,23 @@ struct Frames {
     read: OwnedReadHalf,
     decoder: Decoder,
     buffer: Vec<u8>,
+    /// Takes what the guest sends of files.
+    files: Rc<FileChannel>,
 }
 
 impl Frames {
     /// Returns the next message. Dropping the future before it completes loses no data.
     async fn next(&mut self) -> io::Result<Option<(u64, ToDriver)>> {
         loop {
-            if let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {
-                return read(&frame).map(Some);
+            while let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {
+                if frame.kind == FrameKind::File {
+                    self.files.take_bytes(frame.call, frame.payload);
+                    continue;
+                }
+                let (number, message) = read(&frame)?;
+                if let Some(message) = self.files.take(number, message) {
+                    return Ok(Some((number, message)));
+                }
             }
             self.buffer.clear();
             if self.read.read_buf(&mut self.buffer).await? == 0 {

@@ -26,6 +26,7 @@ pub(crate) const SCRIPT: &str = concat!(
     include_str!("js/find.js"),
     include_str!("js/ready.js"),
     include_str!("js/names.js"),
+    include_str!("js/targets.js"),
     include_str!("js/walk.js")
 );
 
@@ -111,12 +112,21 @@ pub(crate) struct Reader {
     /// The last snapshots, for comparison; `count` is the number of all snapshots taken.
     taken: VecDeque<changes::Taken>,
     count: u64,
+    /// The page as the client last knew it from a report of changes. Its number is that of the snapshot before it.
+    told: Option<changes::Taken>,
     /// The positions at which snapshots were cut, by the token that continues there.
     stopped: VecDeque<(String, read::CutSnapshot)>,
+    /// Lines that name the elements that the last target may have meant, if it did not match exactly one.
+    candidates: Vec<String>,
 }
 
 /// Timeout for a frame that is busy. An idle frame answers within milliseconds.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Maximum length of a target.
+const MAX_TARGET: usize = 10_000;
+/// Maximum number of elements that are named for a target that does not match exactly one.
+const MAX_CANDIDATES: usize = 5;
 
 /// Number of ref numbers that are reserved for an isolated world during one call. If the call is abandoned, the
 /// isolated world keeps all of them.
@@ -127,16 +137,31 @@ const MAX_RANGES: usize = 100_000;
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { next: 1, given: BTreeMap::new(), taken: VecDeque::new(), count: 0, stopped: VecDeque::new() }
+        Self {
+            next: 1,
+            given: BTreeMap::new(),
+            taken: VecDeque::new(),
+            count: 0,
+            told: None,
+            stopped: VecDeque::new(),
+            candidates: Vec::new(),
+        }
     }
 }
 
 impl Reader {
-    /// Finds the element of a `ref_N`, or the one that a selector matches in the main frame or else in the first
-    /// frame with a match.
+    /// Finds the element of a `ref_N`, or the one that any other target matches in the main frame or else in the first
+    /// frame with a match. A line of an outline, such as `[ref_3] button "Go"`, denotes its ref.
     pub(crate) async fn find(&mut self, tab: &impl TabAccess, at: &str) -> Result<Element, BrowseError> {
         let frames = tab.frames();
-        if let Some(number) = at.strip_prefix("ref_") {
+        self.candidates.clear();
+        if at.len() > MAX_TARGET {
+            let message = format!("a target has at most `{MAX_TARGET}` bytes");
+            return Err(error(BrowseFailure::Invalid, message));
+        }
+        let at = at.trim();
+        let in_line = at.strip_prefix("[ref_").and_then(|line| line.split_once(']')).map(|(number, _)| number);
+        if let Some(number) = in_line.or_else(|| at.strip_prefix("ref_")) {
             let Ok(number) = number.parse() else {
                 return Err(error(BrowseFailure::Invalid, format!("`{}` is not a ref", shown(at))));
             };
@@ -147,7 +172,12 @@ impl Reader {
         }
         for frame in frames {
             let found = self.ask_frame(tab, &frame, "find", json!([at])).await.map_err(|failure| failure.of(at))?;
-            let Some(Found { count, number }) = found else { continue };
+            let Some(Found { count, number, mut candidates }) = found else { continue };
+            match count {
+                0 => self.candidates.append(&mut candidates),
+                _ => self.candidates = candidates,
+            }
+            self.candidates.truncate(MAX_CANDIDATES);
             match (count, number) {
                 (1, Some(number)) => return Ok(Element { frame, number }),
                 (0, _) | (_, None) => {}
@@ -158,6 +188,11 @@ impl Reader {
             }
         }
         Err(error(BrowseFailure::NotFound, format!("no element matches `{}`", shown(at))))
+    }
+
+    /// Returns the elements that the last target may have meant, if it did not match exactly one.
+    pub(crate) fn take_candidates(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.candidates)
     }
 
     /// Waits for at most `wait` until the element meets the conditions, and scrolls it into view.
@@ -395,6 +430,7 @@ impl Reader {
 struct Found {
     count: u64,
     number: Option<u64>,
+    candidates: Vec<String>,
 }
 
 #[derive(Deserialize)]

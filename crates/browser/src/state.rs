@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use crate::downloads::Downloads;
 use crate::log::Log;
 use crate::snapshot::Frame;
+use crate::workspace::Workspace;
 
 /// Maximum number of tabs. A page that opens more has them closed.
 pub(crate) const MAX_TABS: usize = 16;
@@ -23,6 +24,8 @@ const MAX_FRAMES: usize = 1000;
 const MAX_REQUESTS: usize = 2000;
 /// Maximum number of previous documents of a page that are remembered.
 const MAX_REPLACED: usize = 20;
+/// Maximum number of undecided documents of a page that are tracked.
+const MAX_UNDECIDED: usize = 100;
 
 pub(crate) type SharedState = Rc<StateCell>;
 
@@ -44,6 +47,7 @@ impl StateCell {
             happened: Vec::new(),
             left_out: 0,
             downloads,
+            workspace: Workspace::default(),
             gone: false,
             clock: 0,
         };
@@ -87,6 +91,7 @@ pub(crate) struct BrowserState {
     happened: Vec<PageEvent>,
     left_out: u64,
     pub downloads: Downloads,
+    pub workspace: Workspace,
     /// True once the browser's process has closed its end of the pipe.
     pub gone: bool,
     /// Number of events so far whose order may matter. Its values serve as moments in time.
@@ -127,6 +132,15 @@ pub(crate) struct TabState {
     pub moved: u64,
     /// Loader and HTTP status of the last response to a request for a document.
     pub answered: (String, u16),
+    /// Documents by their loader, from the response of their host until a frame shows them or a download saves them.
+    /// The browser aborts the navigation first and reports the download some time later.
+    pub undecided: HashMap<String, UndecidedDocument>,
+}
+
+pub(crate) struct UndecidedDocument {
+    pub frame: String,
+    /// The moment of the response.
+    pub answered: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -203,14 +217,28 @@ impl BrowserState {
             is_unreported: false,
             moved: 0,
             answered: Default::default(),
+            undecided: HashMap::new(),
         };
         self.tabs.insert(number, tab);
         number
     }
 
     pub(crate) fn forget_tab(&mut self, tab: u32) {
-        self.tabs.remove(&tab);
+        if self.tabs.remove(&tab).is_some_and(|tab| !tab.undecided.is_empty()) {
+            // A tab that was opened only for a download closes itself.
+            self.downloads.expect(self.clock);
+        }
         self.sessions.retain(|_, session| session.tab != tab);
+    }
+
+    /// Returns whether a response that arrived after `moment` may still become a download.
+    pub(crate) fn is_undecided_since(&self, moment: u64) -> bool {
+        self.tabs.values().any(|tab| tab.undecided.values().any(|document| document.answered > moment))
+    }
+
+    /// Records that the document of a frame is being saved instead of shown.
+    pub(crate) fn decide_download(&mut self, frame: &str) {
+        self.tabs.values_mut().for_each(|tab| tab.undecided.retain(|_, document| document.frame != frame));
     }
 
     pub(crate) fn frames(&self, tab: u32) -> Vec<Frame> {
@@ -256,7 +284,10 @@ impl BrowserState {
             .tabs
             .iter_mut()
             .filter_map(|(number, tab)| std::mem::take(&mut tab.is_unreported).then_some((*number, tab)))
-            .map(|(number, tab)| PageEvent::Popup { tab: number, url: shorten(&tab.url, MAX_URL) })
+            .map(|(number, tab)| {
+                let url = self.workspace.shown(shorten(&tab.url, MAX_URL));
+                PageEvent::Popup { tab: number, url }
+            })
             .collect();
         let closed: Vec<PageEvent> =
             std::mem::take(&mut self.closed_popups).into_iter().map(|url| PageEvent::PopupClosed { url }).collect();
@@ -318,6 +349,14 @@ impl TabState {
         if self.requests.len() < MAX_REQUESTS {
             self.requests.insert(id, request);
         }
+    }
+
+    /// Records the response to a request for a document. A response without content never becomes a download.
+    pub(crate) fn add_answer(&mut self, loader: String, frame: String, status: u16, answered: u64) {
+        if !matches!(status, 204 | 205) && self.undecided.len() < MAX_UNDECIDED {
+            self.undecided.insert(loader.clone(), UndecidedDocument { frame, answered });
+        }
+        self.answered = (loader, status);
     }
 
     /// Returns the HTTP status of the response that brought the current document.

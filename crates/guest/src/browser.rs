@@ -5,16 +5,20 @@
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use proto::browser::{FromDriver, MAX_HAPPENED, ToDriver};
+use jail::beneath::Root;
+use proto::browser::{FromDriver, MAX_HAPPENED, ReplyExtras, TabAsk, ToDriver};
 use proto::{
     BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec, Decoder, Ended, Frame, FrameKind, FromGuest,
     GuestFailure,
 };
 
 use crate::arrivals::Driver;
+use crate::files::FileFailure;
 use crate::host::{Host, NOBODY};
 use crate::process::Process;
 use crate::uploads::{Copy, Uploads};
@@ -47,6 +51,12 @@ pub(crate) struct BrowserDriver {
     until: Option<Instant>,
     /// Whether the end of the driver was reported to the host.
     reported: bool,
+    workspace: PathBuf,
+    /// Directory below the workspace whose files the driver may read: that of the page that the host opened last, if the
+    /// page is a file.
+    served: Option<PathBuf>,
+    /// End, in `out`, of the last part of a file. The driver may ask for the next part when it has got this one.
+    part_end: usize,
 }
 
 /// A call that is not answered yet.
@@ -59,13 +69,27 @@ enum Stage {
     /// The browser starts.
     Starting,
     /// The files of the call are still being copied.
-    Copying { copy: Box<Copy>, ask: BrowserAction, after: Duration },
+    Copying { copy: Box<Copy>, request: Request },
     /// The driver performs the action.
     Browsing,
 }
 
+/// A browser action as the host asks for it.
+pub(crate) struct Request {
+    pub ask: BrowserAction,
+    pub after: Duration,
+    /// Maximum number of characters about what the action changed.
+    pub changes: u32,
+}
+
 impl BrowserDriver {
-    pub(crate) fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
+    pub(crate) fn start(
+        driver: Driver,
+        call: u64,
+        spec: BrowserSpec,
+        workspace: PathBuf,
+        now: Instant,
+    ) -> io::Result<Self> {
         let Driver { pid, process, channel, leash } = driver;
         channel.set_nonblocking(true)?;
         let mut browser = Self {
@@ -79,6 +103,9 @@ impl BrowserDriver {
             open: Some(OpenAction { call, stage: Stage::Starting }),
             until: Some(now + START),
             reported: false,
+            workspace,
+            served: None,
+            part_end: 0,
         };
         browser.send_request(&ToDriver::Start { spec });
         Ok(browser)
@@ -109,34 +136,79 @@ impl BrowserDriver {
         self.until
     }
 
+    /// Checks that a file of the workspace can be shown.
+    pub(crate) fn check_page(&self, ask: &BrowserAction) -> Result<(), FileFailure> {
+        if let BrowserAction::OpenFile { path } = ask {
+            Root::open(&self.workspace)?.read_file(path)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the driver a part of a file. Returns false if the driver has not got the part before.
+    fn send_part(&mut self, number: u64, path: &str, offset: u64) -> bool {
+        if self.sent < self.part_end {
+            return false;
+        }
+        let part = self.read_part(path, offset);
+        let message = match &part {
+            Some((size, _)) => ToDriver::File { size: *size },
+            None => ToDriver::NoFile,
+        };
+        let encoded = proto::encode_message(&mut self.out, number, &message);
+        debug_assert!(encoded.is_ok());
+        if let Some((_, bytes)) = part {
+            proto::encode(&mut self.out, FrameKind::File, number, &bytes);
+        }
+        self.part_end = self.out.len();
+        self.write();
+        true
+    }
+
+    /// Reads a part of a file in the directory of the page. No name and no link leads out of the workspace.
+    fn read_part(&self, path: &str, offset: u64) -> Option<(u64, Vec<u8>)> {
+        let directory = self.served.as_ref()?;
+        if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
+            return None;
+        }
+        let file = Root::open(&self.workspace).ok()?.read_file(directory.join(path)).ok()?;
+        let size = file.metadata().ok()?.len();
+        let length = size.saturating_sub(offset).min(proto::MAX_CHUNK as u64);
+        let mut bytes = vec![0; length as usize];
+        let read = file.read_at(&mut bytes, offset).ok()?;
+        bytes.truncate(read);
+        Some((size, bytes))
+    }
+
     /// Begins a browser action. Returns the reason if it cannot begin.
-    pub(crate) fn browse(
-        &mut self,
-        call: u64,
-        ask: BrowserAction,
-        copy: Option<Copy>,
-        after: Duration,
-        now: Instant,
-    ) -> Option<&str> {
+    pub(crate) fn browse(&mut self, call: u64, request: Request, copy: Option<Copy>, now: Instant) -> Option<&str> {
         if self.open.is_some() {
             return Some("an earlier call of the browser is not answered yet");
         }
         if self.channel.is_none() {
             return Some("the browser is ending");
         }
+        match &request.ask {
+            BrowserAction::OpenFile { path } => {
+                self.served = Some(Path::new(path).parent().unwrap_or(Path::new("")).to_owned());
+            }
+            // What is opened now may be hostile, and has no business with the files.
+            BrowserAction::Open { .. } | BrowserAction::Tab { tab: TabAsk::New { url: Some(_) } } => self.served = None,
+            _ => {}
+        }
         match copy {
             Some(copy) => {
-                self.open = Some(OpenAction { call, stage: Stage::Copying { copy: Box::new(copy), ask, after } })
+                self.open = Some(OpenAction { call, stage: Stage::Copying { copy: Box::new(copy), request } })
             }
-            None => self.submit(call, ask, after, None, now),
+            None => self.submit(call, request, None, now),
         }
         None
     }
 
-    fn submit(&mut self, call: u64, ask: BrowserAction, after: Duration, uploads: Option<String>, now: Instant) {
+    fn submit(&mut self, call: u64, request: Request, uploads: Option<String>, now: Instant) {
+        let Request { ask, after, changes } = request;
         self.open = Some(OpenAction { call, stage: Stage::Browsing });
         self.until = Some(now + after + LATE);
-        self.send_request(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads });
+        self.send_request(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads, changes });
     }
 
     /// Continues copying for a call that needs files.
@@ -146,9 +218,10 @@ impl BrowserDriver {
         match copied {
             Ok(false) => {}
             Ok(true) => {
-                if let Some(OpenAction { stage: Stage::Copying { copy, ask, after }, .. }) = self.open.take() {
+                if let Some(OpenAction { stage: Stage::Copying { copy, request }, .. }) = self.open.take() {
                     let directory = uploads.keep(copy.directory);
-                    self.submit(call, with_names(ask, &copy.names), after, Some(directory), now);
+                    let request = Request { ask: with_names(request.ask, &copy.names), ..request };
+                    self.submit(call, request, Some(directory), now);
                 }
             }
             Err(failure) => {
@@ -165,7 +238,8 @@ impl BrowserDriver {
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => {
                 self.open = None;
                 let error = BrowseError { why: BrowseFailure::Cancelled, message: "the request was cancelled".into() };
-                let browsed = BrowserReply { page: None, happened: Vec::new(), result: Err(error) };
+                let (result, extras) = (Err(error), ReplyExtras::default());
+                let browsed = BrowserReply { page: None, happened: Vec::new(), result, extras };
                 host.send(call, &FromGuest::Browsed { browsed: Box::new(browsed) });
             }
             _ => self.cancel(now),
@@ -215,7 +289,7 @@ impl BrowserDriver {
             }
         }
         self.out = Vec::new();
-        self.sent = 0;
+        (self.sent, self.part_end) = (0, 0);
     }
 
     pub(crate) fn read(&mut self, now: Instant, host: &mut Host) {
@@ -244,10 +318,17 @@ impl BrowserDriver {
 
     /// Forwards a reply to the host. Returns whether the frame was a reply to the open request.
     fn forward(&mut self, frame: &Frame, host: &mut Host) -> bool {
-        if frame.kind != FrameKind::Message || frame.call != self.number {
+        if frame.kind != FrameKind::Message {
             return false;
         }
-        let (Ok(message), Some(open)) = (frame.message::<FromDriver>(), self.open.take()) else { return false };
+        let Ok(message) = frame.message::<FromDriver>() else { return false };
+        if let FromDriver::ReadFile { path, offset } = &message {
+            return self.send_part(frame.call, path, *offset);
+        }
+        if frame.call != self.number {
+            return false;
+        }
+        let Some(open) = self.open.take() else { return false };
         let answer = match (message, &open.stage) {
             (FromDriver::Ready { version }, Stage::Starting) => {
                 FromGuest::BrowserReady { version: version.chars().take(200).collect() }

@@ -34,8 +34,14 @@ pub enum ToDriver {
     /// The guest sends this message first. The driver replies with `Ready` or `Failed`.
     Start { spec: BrowserSpec },
     /// Performs a browser action. The driver replies with `Browsed`. `uploads` is the directory that contains the files
-    /// of an upload.
-    Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String> },
+    /// of an upload. `changes` is the maximum number of characters about what the action changed on the page; with 0
+    /// nothing is reported about it.
+    Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String>, changes: u32 },
+    /// Answers a `FromDriver::ReadFile` of this number: the size of the whole file. A data frame with the bytes follows,
+    /// which is empty at the end of the file.
+    File { size: u64 },
+    /// Answers a `FromDriver::ReadFile` of this number: there is no such file, or the driver may not have it.
+    NoFile,
     /// Cancels the request with this number, which the driver then answers as `Cancelled`.
     Cancel,
 }
@@ -43,12 +49,25 @@ pub enum ToDriver {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum FromDriver {
-    Ready { version: String },
-    Browsed { browsed: Box<BrowserReply> },
-    Failed { message: String },
+    Ready {
+        version: String,
+    },
+    Browsed {
+        browsed: Box<BrowserReply>,
+    },
+    Failed {
+        message: String,
+    },
+    /// Asks for a part of a file in the directory of the page that was opened last with `BrowserAction::OpenFile`, and for
+    /// none after another address was opened. The driver chooses the number, and sends one at a time.
+    ReadFile {
+        path: String,
+        offset: u64,
+    },
 }
 
-/// Identifies an element by a `ref_N` of a snapshot, or by a CSS selector that matches exactly one element.
+/// Identifies an element by a `ref_N` of a snapshot, or by a target that matches exactly one element: a CSS selector, which
+/// may contain `:has-text("Go")`, or `text=Go`, `"Go"`, `button "Go"`, `role=button[name="Go"]` or an XPath expression.
 pub(crate) type Locator = String;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,6 +75,9 @@ pub(crate) type Locator = String;
 pub enum BrowserAction {
     /// Opens the URL in the current tab.
     Open { url: String },
+    /// Opens the file, whose path is relative to `/workspace`, in the current tab. The page may read the files below its
+    /// directory until another address is opened.
+    OpenFile { path: String },
     /// Clicks the element.
     Click { at: Locator, button: MouseButton, double: bool },
     /// Replaces the text of the field, or appends to it. `keys` sends each character as a key press, for pages that
@@ -136,6 +158,17 @@ pub struct BrowserReply {
     /// Page events since the last reply, oldest first; at most [`MAX_HAPPENED`].
     pub happened: Vec<PageEvent>,
     pub result: Result<BrowseResult, BrowseError>,
+    pub extras: ReplyExtras,
+}
+
+/// Parts of a reply that only some dialects show.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ReplyExtras {
+    /// Lines such as `[ref_3] button "Go"` for the elements that a locator may mean, if it does not match exactly one.
+    pub candidates: Vec<String>,
+    /// What the action changed on the page, if the request asked for it: new lines of the outline marked with `+`, removed
+    /// ones marked with `-`.
+    pub changed: Option<String>,
 }
 
 pub const MAX_HAPPENED: usize = 50;

@@ -142,8 +142,9 @@ pub enum ToGuest {
     StartBrowser { spec: BrowserSpec },
     /// Performs one browser action at a time. The guest replies with `Browsed`, or with `Failed` if there is no
     /// browser. `uploads` lists files below `/workspace` that the browser may read for this call, under the names in
-    /// `BrowserAction::Upload`. The driver ends the action after `after_ms`.
-    Browse { ask: BrowserAction, uploads: Vec<String>, after_ms: u64 },
+    /// `BrowserAction::Upload`. The driver ends the action after `after_ms`. `changes` is the maximum number of
+    /// characters about what the action changed on the page.
+    Browse { ask: BrowserAction, uploads: Vec<String>, after_ms: u64, changes: u32 },
     /// Checks that the guest responds. The guest replies with `Done`.
     Ping,
 }

@@ -175,6 +175,8 @@ impl Act<'_> {
         // Lines that the page has already written may still be on their way to the driver.
         settle::frame(&self.page).await;
         let (lines, dropped) = self.page.look(|tab| tab.log.last(max_lines as usize)).unwrap_or_default();
+        let state = self.page.state.borrow();
+        let lines = lines.into_iter().map(|line| state.workspace.shown_text(line)).collect();
         BrowseResult::Log { lines, dropped }
     }
 

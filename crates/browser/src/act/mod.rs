@@ -40,6 +40,7 @@ impl Act<'_> {
     pub(crate) async fn run(&mut self, ask: &BrowserAction) -> ActResult {
         match ask {
             BrowserAction::Open { url } => self.open(url).await,
+            BrowserAction::OpenFile { path } => self.open_file(path).await,
             BrowserAction::Back => self.travel(-1).await,
             BrowserAction::Forward => self.travel(1).await,
             BrowserAction::Reload => self.reload().await,

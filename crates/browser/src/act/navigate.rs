@@ -12,6 +12,7 @@ use crate::events::is_allowed;
 use crate::page::failure;
 use crate::settle;
 use crate::state::shorten;
+use crate::workspace::Served;
 
 const ABORTED: &str = "net::ERR_ABORTED";
 /// Time in which the browser reports a crash after it has aborted a navigation.
@@ -42,10 +43,39 @@ impl Act<'_> {
     pub(crate) async fn open(&mut self, url: &str) -> ActResult {
         let url = &cleaned(url);
         check(url)?;
+        self.close_files();
+        self.navigate(url).await
+    }
+
+    /// Opens a file of the workspace under an origin of its own.
+    pub(crate) async fn open_file(&mut self, path: &str) -> ActResult {
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let served = Served::new(directory).map_err(|error| {
+            failure(BrowseFailure::Navigation, format!("`{}` cannot be shown: {error}", shorten(path, 200)))
+        })?;
+        let (url, interception) = (served.url(name), served.interception());
+        self.close_files();
+        self.page.state.change(|state| state.workspace.served = Some(served));
+        let _: serde_json::Value = self.page.ask("Fetch.enable", interception).await?;
+        self.navigate(&url).await
+    }
+
+    /// Stops serving the files of the page that was opened before.
+    fn close_files(&self) {
+        let served = self.page.state.change(|state| state.workspace.served.take());
+        if served.is_some() {
+            let state = self.page.state.borrow();
+            state.tabs.values().for_each(|tab| self.page.cdp.tell(Some(&tab.session), "Fetch.disable", json!({})));
+        }
+    }
+
+    async fn navigate(&mut self, url: &str) -> ActResult {
         let moment = settle::moment(&self.page);
         let navigated: Navigated = self.page.ask("Page.navigate", json!({ "url": url })).await?;
         if navigated.is_download || self.page.state.borrow().downloads.begun_since(moment) {
-            settle::after(&self.page, moment).await;
+            if !self.page.state.borrow().downloads.begun_since(moment) {
+                self.page.state.change(|state| state.downloads.expect(state.clock));
+            }
             return Ok(BrowseResult::Done);
         }
         if let Some(text) = navigated.error_text {
@@ -54,7 +84,8 @@ impl Act<'_> {
                 // action.
                 tokio::time::sleep(CRASH_REPORT_WAIT).await;
             }
-            return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
+            let shown = self.page.state.borrow().workspace.shown(url.to_owned());
+            return Err(failure(BrowseFailure::Navigation, sentence(&shown, &text)));
         }
         match navigated.loader_id {
             Some(loader) => self.wait_until_loaded(&loader).await,

@@ -32,8 +32,9 @@ impl Act<'_> {
         // one was started.
         if !settle::is_changed(&self.page, moment)
             && self.reader.apply(&self.page, &element, SAVES, &[]).await.unwrap_or(false)
+            && !settle::is_changed(&self.page, moment)
         {
-            settle::download(&self.page, moment).await;
+            self.page.state.change(|state| state.downloads.expect(state.clock));
         }
         Ok(BrowseResult::Done)
     }

@@ -98,7 +98,7 @@ fn list(state: &BrowserState) -> Vec<TabInfo> {
     let shown = state.shown();
     let tab = |(&tab, known): (&u32, &crate::state::TabState)| TabInfo {
         tab,
-        url: known.url.clone(),
+        url: state.workspace.shown(known.url.clone()),
         title: known.title.clone(),
         shown: Some(tab) == shown,
     };

@@ -1,6 +1,6 @@
-// Finds elements by selector, in the document and in shadow roots.
+// Walks through the shadow roots of the document, and looks for texts and elements in it.
 {
-  const {Failure, number, calls} = sandpool;
+  const {number, calls} = sandpool;
 
   // Yields every known shadow root below `top`, outermost first.
   const roots = function* (top) {
@@ -14,25 +14,6 @@
         queue.push(inner);
       }
     }
-  };
-
-  calls.find = selector => {
-    const all = root => {
-      try {
-        return root.querySelectorAll(selector);
-      } catch (error) {
-        throw new Failure('invalid', error.message);
-      }
-    };
-    let found = all(document);
-    let [first, count] = [found[0], found.length];
-    if (count) return {count, number: number(first)};
-    for (const root of roots(document)) {
-      found = all(root);
-      first ??= found[0];
-      count += found.length;
-    }
-    return {count, number: first && number(first)};
   };
 
   // Returns whether a text is visible. Differences in white space do not matter.
@@ -50,4 +31,6 @@
   calls.number = element => number(element);
 
   calls.alive = number => void sandpool.node(number);
+
+  sandpool.roots = roots;
 }

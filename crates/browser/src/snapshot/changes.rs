@@ -88,6 +88,21 @@ pub(super) fn write(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut 
     }
 }
 
+/// Returns the changes as text of at most about `max_chars` characters.
+pub(super) fn told(base: &Taken, now: &Taken, max_chars: usize) -> String {
+    let mut changed = Snapshot::default();
+    write(base, now, max_chars, &mut changed);
+    let removed = changed.removed.iter().map(|line| format!("- {line}"));
+    let more = changed.notes.iter().map(|_| "(more changed than is shown here)".to_owned());
+    let lines: Vec<String> = Some(changed.elements.clone())
+        .filter(|lines| !lines.is_empty())
+        .into_iter()
+        .chain(removed)
+        .chain(more)
+        .collect();
+    if lines.is_empty() { "(nothing)".into() } else { lines.join("\n") }
+}
+
 /// Returns the new lines, each below the lines that contain it, as far as they fit. Also returns whether all of them
 /// fit.
 fn marked(lines: &[OutlineLine], is_new: &[bool], max_chars: usize) -> (Vec<String>, bool) {

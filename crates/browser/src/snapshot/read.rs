@@ -18,6 +18,8 @@ const MAX_STOPPED: usize = 32;
 /// Maximum indentation of a line. The reader's script limits the depth of lines to less than that.
 const MAX_DEPTH: usize = 500;
 const MAX_BUDGET: u32 = 1_000_000;
+/// Number of characters that are read of a page that the client does not know, before an action.
+const UNKNOWN_BUDGET: u32 = 60_000;
 
 /// A line of the outline, without its ref.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
@@ -153,6 +155,44 @@ impl Reader {
             changes::remember(&mut self.taken, taken);
         }
         Ok(snapshot)
+    }
+
+    /// Reads the page before an action, unless the client knows it already, so that [`Reader::changes`] can compare with it.
+    pub(crate) async fn note_page(&mut self, tab: &impl TabAccess) {
+        let Some(main) = tab.frames().into_iter().next() else { return };
+        if self.known_page(&main).is_none()
+            && let Ok(page) = self.read_page(tab, main, UNKNOWN_BUDGET).await
+        {
+            self.told = Some(page);
+        }
+    }
+
+    /// Returns what changed since the client last knew the page, in at most about `max_chars` characters: the inner value
+    /// is `None` if the client does not know the page, and the outer one if the page cannot be read.
+    pub(crate) async fn changes(&mut self, tab: &impl TabAccess, max_chars: usize) -> Option<Option<String>> {
+        let main = tab.frames().into_iter().next()?;
+        let Some(base) = self.known_page(&main).cloned() else { return Some(None) };
+        let now = self.read_page(tab, main, changes::budget(&base)).await.ok()?;
+        let told = changes::told(&base, &now, max_chars);
+        self.told = Some(now);
+        Some(Some(told))
+    }
+
+    /// Returns the page as the client last knew it.
+    fn known_page(&self, main: &Frame) -> Option<&Taken> {
+        let shown = self.taken.iter().rev().find(|taken| taken.world == main.world);
+        let told = self.told.as_ref().filter(|told| told.world == main.world);
+        match (shown, told) {
+            (Some(shown), Some(told)) if shown.number > told.number => Some(shown),
+            (shown, told) => told.or(shown),
+        }
+    }
+
+    async fn read_page(&mut self, tab: &impl TabAccess, main: Frame, budget: u32) -> Result<Taken, BrowseError> {
+        let ask = SnapshotAsk { max_chars: budget, ..SnapshotAsk::default() };
+        let (mut reading, mut cursors) = (Reading::new(&ask), vec![ReadCursor::top(&main, 0)]);
+        self.read(tab, &mut reading, &mut cursors).await?;
+        Ok(Taken { number: self.count, world: main.world, lines: reading.lines, whole: cursors.is_empty() })
     }
 
     /// Returns the positions to start at, and the lines that came before them.

@@ -101,8 +101,18 @@ impl Browser {
 
     pub fn browse_with(&mut self, ask: BrowserAction, seconds: f32, uploads: Option<&Path>) -> BrowserReply {
         let uploads = uploads.map(|path| path.display().to_string());
-        let call = self.send(&ToDriver::Browse { ask, after_ms: (seconds * 1000.0) as u64, uploads });
+        let after_ms = (seconds * 1000.0) as u64;
+        let call = self.send(&ToDriver::Browse { ask, after_ms, uploads, changes: 0 });
         self.browsed(call)
+    }
+
+    /// What an action changes on the page, in at most so many characters.
+    pub fn changed(&mut self, ask: BrowserAction, changes: u32) -> Option<String> {
+        let after_ms = (PLENTY * 1000.0) as u64;
+        let call = self.send(&ToDriver::Browse { ask, after_ms, uploads: None, changes });
+        let browsed = self.browsed(call);
+        assert!(browsed.result.is_ok(), "{browsed:?}");
+        browsed.extras.changed
     }
 
     pub fn browsed(&mut self, call: u64) -> BrowserReply {

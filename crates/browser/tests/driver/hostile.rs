@@ -173,6 +173,7 @@ fn after_a_crash_the_next_call_has_a_page() {
         ask: BrowserAction::Evaluate { expression: "new Promise(() => 0)".into() },
         after_ms: 20_000,
         uploads: None,
+        changes: 0,
     });
     kill(pid);
     let crashed = browser.browsed(call);
@@ -218,6 +219,7 @@ fn a_browser_that_is_killed_is_told_and_ends_the_driver() {
         ask: BrowserAction::Evaluate { expression: "new Promise(() => 0)".into() },
         after_ms: 20_000,
         uploads: None,
+        changes: 0,
     });
     kill(main_process(&browser));
     let killed = browser.browsed(call);
@@ -243,7 +245,7 @@ fn an_endless_loop_ends_with_the_time_and_the_page_lives_on() {
 fn a_request_is_cancelled() {
     let mut browser = Browser::start();
     let ask = BrowserAction::Evaluate { expression: "new Promise(() => 0)".into() };
-    let call = browser.send(&ToDriver::Browse { ask, after_ms: 60_000, uploads: None });
+    let call = browser.send(&ToDriver::Browse { ask, after_ms: 60_000, uploads: None, changes: 0 });
     browser.send_as(call, &ToDriver::Cancel);
     failed(browser.browsed(call), BrowseFailure::Cancelled);
     assert_eq!(browser.value("1 + 1"), "2");

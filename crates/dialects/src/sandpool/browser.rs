@@ -13,6 +13,7 @@ use crate::args::{AnyText, Argument, Count, Timeout, Whole, args, choice, choice
 use crate::operation::{self, Operation};
 use crate::shared::TEXT_BUDGET;
 use crate::shared::browse::{LOOKING, OPENING};
+use crate::shared::files::{WORKSPACE, path_below};
 use crate::{ArgError, FieldKind, Lowering, Options};
 
 args! {
@@ -39,6 +40,7 @@ args! {
         url: Option<String>,
         close: bool,
         expression: Option<String>,
+        changes: Option<bool>,
         context: Option<String>,
         timeout: Option<PageTimeout>,
     }
@@ -97,6 +99,9 @@ const MOST_PIXELS: u64 = 1_000_000;
 const LOG_LINES: u32 = 200;
 const MOST_FILES: usize = 20;
 
+/// Maximum length of the report of what an action changed.
+const CHANGES_CHARS: u32 = 1500;
+
 const USUAL_SNAPSHOT_CHARS: u32 = 20_000;
 const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 
@@ -122,7 +127,7 @@ impl PageTimeout {
 fn browse(context: Option<String>, ask: Ask, timeout: Duration) -> Browse {
     let Target { which, make } = target(context);
     let target = Target { which, make: make.map(|new| NewContext { browser: true, ..new }) };
-    Browse { target, ask, uploads: Vec::new(), timeout }
+    Browse { target, ask, uploads: Vec::new(), changes: 0, timeout }
 }
 
 fn answered(operation: Operation<Browsed>) -> Lowering {
@@ -131,7 +136,42 @@ fn answered(operation: Operation<Browsed>) -> Lowering {
 
 pub(super) fn open(args: OpenArgs, options: &Options) -> Lowering {
     let timeout = PageTimeout::read(args.timeout, options)?.unwrap_or(OPENING);
-    answered(operation::browse(browse(args.context, Ask::Open { url: args.url }, timeout)))
+    let ask = match workspace_file(&args.url) {
+        Some(path) => {
+            let path = path_below(WORKSPACE, &path).map_err(|why| ArgError::new(format!("url: {why}")))?;
+            Ask::OpenFile { path }
+        }
+        None => Ask::Open { url: args.url },
+    };
+    answered(operation::browse(browse(args.context, ask, timeout)))
+}
+
+/// Returns the path of a file of the workspace if `url` means one: `/workspace/a.html`, `file:///workspace/a.html`, or
+/// `a.html`. A relative path counts only with the extension of a page, because `example.com` is meant as a host.
+fn workspace_file(url: &str) -> Option<String> {
+    let url = url.trim();
+    let is_below = |path: &str| path.strip_prefix(WORKSPACE).is_some_and(|rest| rest.starts_with('/'));
+    if let Some(path) = url.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("file://")).map(|_| &url[7..]) {
+        let path = path.strip_prefix("localhost").unwrap_or(path);
+        let path = path.split(['?', '#']).next().unwrap_or_default();
+        return unescaped(path).filter(|path| is_below(path));
+    }
+    let lower = url.to_ascii_lowercase();
+    let is_page = lower.ends_with(".html") || lower.ends_with(".htm");
+    let is_relative = is_page && !url.starts_with('/') && !url.contains(':');
+    (is_below(url) || is_relative).then(|| url.to_owned())
+}
+
+/// Returns the path of a `file:` address, or `None` if it is not UTF-8.
+fn unescaped(path: &str) -> Option<String> {
+    let mut parts = path.split('%');
+    let mut bytes: Vec<u8> = parts.next().unwrap_or_default().into();
+    for part in parts {
+        let digits = part.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
 }
 
 pub(super) fn act(mut args: ActArgs, options: &Options) -> Lowering {
@@ -148,8 +188,9 @@ pub(super) fn act(mut args: ActArgs, options: &Options) -> Lowering {
     } else {
         Vec::new()
     };
+    let changes = if args.changes.unwrap_or(true) { CHANGES_CHARS } else { 0 };
     let browse = browse(args.context.take(), args.ask()?, timeout);
-    answered(operation::browse(Browse { uploads, ..browse }))
+    answered(operation::browse(Browse { uploads, changes, ..browse }))
 }
 
 pub(super) fn snapshot(args: SnapshotArgs, _: &Options) -> Lowering {
@@ -239,6 +280,41 @@ impl ActArgs {
             (Some(tab), None, false) => Ok(TabAsk::Select { tab }),
             (None, Some(url), false) => Ok(TabAsk::New { url: Some(url.clone()) }),
             (None, None, false) => Ok(TabAsk::List),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sp57_files_of_the_workspace_are_told_from_addresses() {
+        for (url, path) in [
+            ("/workspace/report.html", "/workspace/report.html"),
+            ("file:///workspace/a%20b/%E6%8A%A5.html#top", "/workspace/a b/报.html"),
+            ("FILE://localhost/workspace/x.pdf", "/workspace/x.pdf"),
+            ("report.html", "report.html"),
+            (" out/Report.HTM ", "out/Report.HTM"),
+        ] {
+            assert_eq!(workspace_file(url).as_deref(), Some(path), "{url}");
+        }
+        for url in [
+            "http://a.test/workspace/a.html",
+            "https://a.test/x.html",
+            "localhost:8000/x.html",
+            "example.com",
+            "file:///etc/passwd",
+            "file:///workspacex/a.html",
+            "file:///workspace",
+            "file:///workspace/%ff.html",
+            "file:///workspace/%zz",
+            "/etc/x.html",
+            "/workspace",
+            "data:text/html,x.html",
+            "",
+        ] {
+            assert_eq!(workspace_file(url), None, "{url}");
         }
     }
 }

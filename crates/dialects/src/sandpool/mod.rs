@@ -64,7 +64,13 @@ pub static DIALECT: Dialect = Dialect {
         tool!("search_files", Hints::READS, files::search_files, Matches::schema, files::error),
         tool!("upload_link", Hints::ADDS, files::upload_link, UploadAddress::schema, errors::error),
         tool!("browser_open", Hints::ACTS, browser::open, || page::schema(&[]), page::error),
-        tool!("browser_act", Hints::ACTS, browser::act, || page::schema(&["log", "tabs", "value"]), page::error),
+        tool!(
+            "browser_act",
+            Hints::ACTS,
+            browser::act,
+            || page::schema(&["changed", "log", "tabs", "value"]),
+            page::error
+        ),
         tool!("browser_snapshot", Hints::READS, browser::snapshot, page::snapshot_schema, page::error),
         tool!("browser_screenshot", Hints::READS, browser::screenshot, page::screenshot_schema, page::error),
     ],

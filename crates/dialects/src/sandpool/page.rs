@@ -49,6 +49,8 @@ output! {
         next: Option<String>,
         removed: Option<Vec<String>>,
         notes: Option<Vec<String>>,
+        /// What an action changed: new lines of the outline begin with `+`, removed ones with `-`.
+        changed: Option<String>,
         happened: Option<Vec<String>>,
         denied: Option<Vec<String>>,
     }
@@ -58,8 +60,8 @@ output! {
 }
 
 /// The members that only some of the browser tools have.
-const SPECIAL: [&str; 10] =
-    ["elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
+const SPECIAL: [&str; 11] =
+    ["changed", "elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
 
 /// Returns the schema of the members that all browser tools share, and of the members that `more` names.
 pub(super) fn schema(more: &[&str]) -> Value {
@@ -107,6 +109,8 @@ pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize
         ..TrustedMembers::default()
     };
     let mut page = Page { trusted, untrusted: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
+    page.untrusted.changed =
+        browsed.extras.changed.as_deref().map(|changed| clipped(changed, TEXT_BUDGET).into_owned());
     if let Some(shown) = shown {
         page.untrusted.url = Some(one_line(&shown.url));
         page.untrusted.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
@@ -114,7 +118,7 @@ pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize
     }
     let mut answer = match browsed.result {
         Ok(result) => done(input, page, result, most),
-        Err(error) => failed(input, page, &error, barrier),
+        Err(error) => failed(input, page, &error, &browsed.extras.candidates, barrier),
     };
     answer.blocks.extend(links);
     answer
@@ -206,20 +210,32 @@ fn pictured(input: &RenderInput<'_>, mut page: Page, png: &str, clipped: bool) -
     }
 }
 
-fn failed(input: &RenderInput<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
+/// Renders a failure. The error names the elements that an unclear target may mean, whose names the page has written.
+fn failed(
+    input: &RenderInput<'_>,
+    mut page: Page,
+    error: &BrowseError,
+    candidates: &[String],
+    barrier: Barrier,
+) -> Answer {
     page.trusted.note = Some(next(error.why, barrier).into());
     let denied = page.untrusted.denied.as_deref().unwrap_or_default();
-    page.untrusted.error = Some(network::shortened(one_line(&error.message), denied));
+    let said = network::shortened(one_line(&error.message), denied);
+    page.untrusted.error = Some(match candidates {
+        [] => said,
+        candidates => one_line(&format!("{said}; there are: {}", candidates.join("; "))),
+    });
     page.answer(input).unsuccessful()
 }
 
 fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
     use BrowseFailure as F;
     match why {
-        F::NotFound | F::Stale => "Call browser_snapshot and use one of the refs it returns.",
-        F::Ambiguous => {
-            "Call browser_snapshot and use the ref of the one you mean, or a selector that matches it alone."
+        F::NotFound => {
+            "Call browser_snapshot and use one of the refs it returns, or a target such as button \"Go\", text=Go, a CSS selector or //XPath."
         }
+        F::Stale => "Call browser_snapshot and use one of the refs it returns.",
+        F::Ambiguous => "Use the ref of the one you mean as target, or a target that matches it alone.",
         F::NotReady => "Call browser_snapshot to see what is in the way, deal with that, then try again.",
         F::Navigation if barrier == Barrier::Off => {
             "Open a page that code serves, at http://localhost:PORT, or ask the operator of this server for a network."

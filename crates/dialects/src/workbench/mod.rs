@@ -188,7 +188,7 @@ fn file_list(args: FileListArgs, _: &Options) -> Lowering {
 
 fn browse(sandbox_id: Option<ChosenId>, ask: Ask, timeout: Duration, asked: PageRequest) -> Lowering {
     let target = Target::existing(which(sandbox_id));
-    operation::browse(Browse { target, ask, uploads: Vec::new(), timeout })
+    operation::browse(Browse { target, ask, uploads: Vec::new(), changes: 0, timeout })
         .answer(move |input, browsed| page::browsed(input, &asked, browsed))
 }
 

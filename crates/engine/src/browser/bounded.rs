@@ -1,8 +1,8 @@
 //! Bounds the replies of a browser before they are passed on. A page that has taken over the browser can send anything.
 
 use proto::browser::{
-    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, Snapshot,
-    SnapshotAsk, TabAsk, TabInfo,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo,
+    ReplyExtras, Snapshot, SnapshotAsk, TabAsk, TabInfo,
 };
 
 /// Maximum number of characters of a URL. `TITLE`, `LINE` and `NAME` bound other texts.
@@ -19,14 +19,15 @@ const VALUE: usize = 100_000;
 const PICTURE: usize = 12 << 20;
 /// Beginning of every PNG file in base64.
 const PNG: &str = "iVBORw0KGgo";
-/// Maximum number of tabs in a list. `LOG`, `REMOVED` and `NOTES` bound other lists.
+/// Maximum number of tabs in a list. `LOG`, `REMOVED`, `NOTES` and `CANDIDATES` bound other lists.
 const TABS: usize = 100;
 const LOG: usize = 1000;
 const REMOVED: usize = 500;
 const NOTES: usize = 50;
+const CANDIDATES: usize = 5;
 
 /// Returns the reply with bounded content. A result that does not match the action becomes an error.
-pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserReply {
+pub(crate) fn bounded(ask: &BrowserAction, changes: u32, browsed: BrowserReply) -> BrowserReply {
     let result = match browsed.result {
         Ok(result) => checked(ask, result),
         Err(BrowseError { why, message }) => Err(BrowseError { why, message: line(&message, LINE) }),
@@ -35,7 +36,15 @@ pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserRepl
         page: browsed.page.map(|page| PageInfo { url: line(&page.url, URL), title: line(&page.title, TITLE), ..page }),
         happened: browsed.happened.into_iter().take(MAX_HAPPENED).map(happened).collect(),
         result,
+        extras: extras(&browsed.extras, changes),
     }
+}
+
+fn extras(extras: &ReplyExtras, changes: u32) -> ReplyExtras {
+    let candidates = extras.candidates.iter().take(CANDIDATES).map(|candidate| line(candidate, NAME)).collect();
+    let most = (changes as usize).saturating_add(MARGIN).min(SNAPSHOT);
+    let changed = extras.changed.as_ref().filter(|_| changes > 0).map(|changed| text(changed, most));
+    ReplyExtras { candidates, changed }
 }
 
 fn checked(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseError> {
@@ -78,6 +87,7 @@ fn is_done_without_result(ask: &BrowserAction) -> bool {
         | BrowserAction::Log { .. } => false,
         BrowserAction::Tab { tab } => *tab != TabAsk::List,
         BrowserAction::Open { .. }
+        | BrowserAction::OpenFile { .. }
         | BrowserAction::Click { .. }
         | BrowserAction::Type { .. }
         | BrowserAction::Press { .. }
@@ -145,8 +155,9 @@ mod tests {
     use super::*;
 
     fn answer(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseFailure> {
-        let browsed = BrowserReply { page: None, happened: Vec::new(), result: Ok(result) };
-        bounded(ask, browsed).result.map_err(|error| error.why)
+        let browsed =
+            BrowserReply { page: None, happened: Vec::new(), result: Ok(result), extras: ReplyExtras::default() };
+        bounded(ask, 0, browsed).result.map_err(|error| error.why)
     }
 
     #[test]
@@ -179,12 +190,14 @@ mod tests {
             notes: vec![long.clone(); 10],
         };
         let ask = BrowserAction::Snapshot(SnapshotAsk { max_chars: 100, ..SnapshotAsk::default() });
-        let browsed =
-            BrowserReply { page: Some(page), happened: vec![download; 60], result: Ok(BrowseResult::Snapshot(shown)) };
-        let bounded = bounded(&ask, browsed);
-        assert_eq!(bounded.happened.len(), MAX_HAPPENED);
+        let extras = ReplyExtras { candidates: vec![long.clone(); 20], changed: Some(long.clone()) };
+        let (happened, result) = (vec![download; 60], Ok(BrowseResult::Snapshot(shown)));
+        let browsed = BrowserReply { page: Some(page), happened, result, extras };
+        let bounded = bounded(&ask, 100, browsed);
+        assert_eq!((bounded.happened.len(), bounded.extras.candidates.len()), (MAX_HAPPENED, CANDIDATES));
         let whole = serde_json::to_string(&bounded).unwrap();
         assert!(whole.len() < 600_000, "{}", whole.len());
+        assert_eq!(bounded.extras.changed.map(|changed| changed.chars().count()), Some(100 + MARGIN));
         assert!(!whole.contains("\\u001b") && !whole.contains("\\r"));
         let Ok(BrowseResult::Snapshot(shown)) = bounded.result else { panic!() };
         assert_eq!(shown.text.chars().count(), 100 + MARGIN);

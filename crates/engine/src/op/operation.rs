@@ -242,6 +242,8 @@ pub struct Browse {
     pub ask: browser::BrowserAction,
     /// Files below `/workspace` for [`browser::BrowserAction::Upload`].
     pub uploads: Vec<String>,
+    /// Maximum number of characters about what the action changed on the page; 0 for no report.
+    pub changes: u32,
     /// Time allowed for the action itself; starting the browser is not included.
     pub timeout: Duration,
 }

@@ -224,6 +224,7 @@ pub struct Browsed {
     pub page: Option<browser::PageInfo>,
     pub happened: Vec<browser::PageEvent>,
     pub result: Result<browser::BrowseResult, browser::BrowseError>,
+    pub extras: browser::ReplyExtras,
     /// Denials of the network during the action, one sentence each.
     pub denied: Vec<String>,
     pub duration: Duration,

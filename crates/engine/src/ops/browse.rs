@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::browser::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, PageInfo};
+use proto::browser::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, PageInfo, ReplyExtras};
 use proto::{FromGuest, GuestFailure, ToGuest};
 use tokio::time::Instant;
 
@@ -30,16 +30,19 @@ const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]"
 impl OpContext {
     pub(super) async fn browse(&self, call: &Call, browse: Browse) -> Result<Outcome, EngineError> {
         self.browser_command()?;
-        let Browse { mut target, ask, uploads, timeout } = browse;
+        let Browse { mut target, ask, uploads, changes, timeout } = browse;
         uploads.iter().try_for_each(|path| check_path(path))?;
+        if let BrowserAction::OpenFile { path } = &ask {
+            check_path(path)?;
+        }
         if uploads.len() > MAX_UPLOADS {
             return Err(EngineError::OverLimit { what: "files_of_one_upload", limit: MAX_UPLOADS.to_string() });
         }
         target.make.iter_mut().for_each(|make| make.browser = true);
         let resolved = self.resolve(call, target, None).await?;
         let exclusive = resolved.exclusive();
-        let result =
-            self.browse_in(call, resolved, BrowseRequest { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
+        let request = BrowseRequest { ask, uploads, changes, timeout: self.time_to_browse(timeout) };
+        let result = self.browse_in(call, resolved, request).await;
         self.dismiss_exclusive(exclusive, result.is_err());
         result.map(|browsed| Outcome::Browsed(Box::new(browsed)))
     }
@@ -106,6 +109,7 @@ impl OpContext {
 struct BrowseRequest {
     ask: BrowserAction,
     uploads: Vec<String>,
+    changes: u32,
     timeout: Duration,
 }
 
@@ -141,9 +145,9 @@ impl BrowseAttempt<'_> {
             return Err(EngineError::Cancelled);
         }
         browser.used = true;
-        let BrowseRequest { ask, uploads, timeout } = self.request;
+        let BrowseRequest { ask, uploads, changes, timeout } = self.request;
         let after_ms = timeout.as_millis() as u64;
-        let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms };
+        let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms, changes: *changes };
         let (inner, guest) = (&self.ops.inner, &sandbox.guest);
         let bounded = BoundedCall { inner, call: self.call, guest, timeout: *timeout, backstop: BACKSTOP };
         let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual));
@@ -160,10 +164,10 @@ impl BrowseAttempt<'_> {
                 }
             }
         }
-        let BrowserReply { page, happened, result } = answered;
+        let BrowserReply { page, happened, result, extras } = answered;
         let denied = sentences(&denials, more);
         let (context, created, notice) = (self.context.info(), false, None);
-        Ok(Browsed { context, created, notice, page, happened, result, denied, duration })
+        Ok(Browsed { context, created, notice, page, happened, result, extras, denied, duration })
     }
 
     /// Returns the context's sandbox with a running browser in it.
@@ -204,11 +208,12 @@ impl BrowseAttempt<'_> {
         sandbox: &LiveSandbox,
     ) -> Result<BrowserReply, EngineError> {
         let failed = |why, message: String| {
-            Ok(BrowserReply { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
+            let (result, extras) = (Err(BrowseError { why, message }), ReplyExtras::default());
+            Ok(BrowserReply { page: None, happened: Vec::new(), result, extras })
         };
         match ending {
             CallEnd::Answered(Ok(answered)) => {
-                let mut answered = bounded(&self.request.ask, *answered);
+                let mut answered = bounded(&self.request.ask, self.request.changes, *answered);
                 match &mut answered.result {
                     Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
                         let message = self.give_up_browser(sandbox, message).await;
@@ -229,7 +234,10 @@ impl BrowseAttempt<'_> {
             }
             CallEnd::Answered(Err((failure, message))) => {
                 let limit = self.ops.inner.config.max_file_bytes;
-                let paths = self.request.uploads.join(", ");
+                let paths = match &self.request.ask {
+                    BrowserAction::OpenFile { path } => path.clone(),
+                    _ => self.request.uploads.join(", "),
+                };
                 Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, sandbox))
             }
             CallEnd::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),

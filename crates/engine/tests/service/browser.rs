@@ -46,7 +46,7 @@ fn make(name: &str) -> Target {
 }
 
 fn ask(context: &str, ask: Ask) -> Op {
-    Op::Browse(Browse { target: make(context), ask, uploads: Vec::new(), timeout: Duration::from_secs(30) })
+    Op::Browse(Browse { target: make(context), ask, uploads: Vec::new(), changes: 0, timeout: Duration::from_secs(30) })
 }
 
 fn open(context: &str, url: &str) -> Op {
@@ -169,6 +169,7 @@ async fn deadlines_come_from_the_inside_out() {
         target: make("c"),
         ask: Ask::Open { url: "fake:hang".into() },
         uploads: Vec::new(),
+        changes: 0,
         timeout: Duration::MAX,
     };
     let began = Instant::now();
@@ -271,7 +272,7 @@ async fn where_there_is_no_browser_what_to_do_is_said() {
     assert_eq!((next.result.is_ok(), next.created, next.notice), (true, true, None), "nothing was lost");
     backend.fail_next_browsers(2);
     let target = Target { which: ContextSelector::New, ..make("") };
-    let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), timeout: Duration::from_secs(1) };
+    let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), changes: 0, timeout: Duration::from_secs(1) };
     engine.execute(&caller(), Op::Browse(op)).await.unwrap_err();
     assert_eq!(engine.counts().contexts[&dialects::sandpool::REALM], 1, "what was made for it alone is gone");
 }
@@ -293,7 +294,7 @@ async fn only_files_of_the_context_are_uploaded() {
     let upload = |paths: &[&str]| {
         let asked = Ask::Upload { at: "ref_1".into(), files: paths.iter().map(|&path| path.into()).collect() };
         let uploads = paths.iter().map(|&path| path.into()).collect();
-        Op::Browse(Browse { target: make("c"), ask: asked, uploads, timeout: Duration::from_secs(5) })
+        Op::Browse(Browse { target: make("c"), ask: asked, uploads, changes: 0, timeout: Duration::from_secs(5) })
     };
     let missing = engine.execute(&caller(), upload(&["a.txt", "b.txt"])).await;
     assert_eq!(missing, Err(EngineError::FileNotFound("a.txt, b.txt".into())));
@@ -315,7 +316,7 @@ async fn a_stop_waits_for_the_browser_and_those_behind_give_up() {
     let first = spawn_op(&engine, &caller(), open("c", "fake:sleep 3000"));
     opened(&backend, "fake:sleep 3000").await;
     let target = Target::existing(ContextSelector::Named("c".into()));
-    let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), timeout: Duration::from_secs(1) };
+    let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), changes: 0, timeout: Duration::from_secs(1) };
     let second = spawn_op(&engine, &caller(), Op::Browse(op));
     tokio::time::sleep(Duration::from_millis(10)).await;
     let stopping = spawn_op(&engine, &caller(), stop_op("c"));
@@ -398,6 +399,7 @@ async fn where_contexts_are_made_for_their_browser_one_waits_from_the_start() {
         target,
         ask: Ask::Open { url: "http://page/".into() },
         uploads: Vec::new(),
+        changes: 0,
         timeout: Duration::from_secs(5),
     };
     let first = browsed(engine.execute(&caller, Op::Browse(op(target.clone()))).await);

@@ -5,12 +5,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use proto::{
-    BrowserAction, BrowserSpec, Frame, FrameKind, FromGuest, GuestFailure, KernelId, KernelSpec, Language,
-    MAX_COMMANDS, ToGuest,
+    BrowserSpec, Frame, FrameKind, FromGuest, GuestFailure, KernelId, KernelSpec, Language, MAX_COMMANDS, ToGuest,
 };
 
 use super::Server;
-use crate::browser::BrowserDriver;
+use crate::browser::{BrowserDriver, Request};
 use crate::command::{CommandSpec, Job};
 use crate::files::{Edit, List, Part};
 use crate::host::{Broken, NOBODY};
@@ -70,8 +69,9 @@ impl Server {
                 self.files.list(List { call, root, path, max_entries, order });
             }
             ToGuest::StartBrowser { spec } => self.start_browser(call, spec),
-            ToGuest::Browse { ask, uploads, after_ms } => {
-                self.browse(call, ask, &uploads, Duration::from_millis(after_ms));
+            ToGuest::Browse { ask, uploads, after_ms, changes } => {
+                let after = Duration::from_millis(after_ms);
+                self.browse(call, Request { ask, after, changes }, &uploads);
             }
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
@@ -189,21 +189,27 @@ impl Server {
     fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
         self.browser = None;
         self.uploads.forget();
-        let started =
-            self.arrivals.take_driver().and_then(|driver| BrowserDriver::start(driver, call, spec, Instant::now()));
+        let workspace = self.config.workspace.clone();
+        let started = self
+            .arrivals
+            .take_driver()
+            .and_then(|driver| BrowserDriver::start(driver, call, spec, workspace, Instant::now()));
         match started {
             Ok(browser) => self.browser = Some(browser),
             Err(error) => self.fail(call, GuestFailure::Browser, format!("cannot start the browser: {error}")),
         }
     }
 
-    fn browse(&mut self, call: u64, ask: BrowserAction, uploads: &[String], after: Duration) {
+    fn browse(&mut self, call: u64, request: Request, uploads: &[String]) {
         let Some(browser) = &mut self.browser else {
             return self.fail(call, GuestFailure::Browser, "there is no browser".into());
         };
+        if let Err(failure) = browser.check_page(&request.ask) {
+            return failure.send(call, &mut self.host);
+        }
         match self.uploads.begin(uploads) {
             Ok(copy) => {
-                let refused = browser.browse(call, ask, copy, after, Instant::now()).map(str::to_owned);
+                let refused = browser.browse(call, request, copy, Instant::now()).map(str::to_owned);
                 if let Some(why) = refused {
                     self.fail(call, GuestFailure::Browser, why);
                 }

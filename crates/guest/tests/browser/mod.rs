@@ -92,7 +92,7 @@ impl Sandbox {
 
     fn send(&mut self, ask: BrowserAction, uploads: &[&str], after_ms: u64) -> u64 {
         let uploads = uploads.iter().map(|&path| path.into()).collect();
-        self.client.send(&ToGuest::Browse { ask, uploads, after_ms })
+        self.client.send(&ToGuest::Browse { ask, uploads, after_ms, changes: 0 })
     }
 
     fn browse(&mut self, ask: BrowserAction, uploads: &[&str]) -> BrowserReply {
@@ -130,10 +130,15 @@ struct Puppet {
 
 impl Puppet {
     fn hear(&mut self) -> (u64, ToDriver) {
+        let frame = self.frame();
+        (frame.call, frame.message().unwrap())
+    }
+
+    fn frame(&mut self) -> proto::Frame {
         let mut buffer = [0; 4096];
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
-                return (frame.call, frame.message().unwrap());
+                return frame;
             }
             let read = self.channel.read(&mut buffer).unwrap();
             assert_ne!(read, 0);
@@ -256,6 +261,7 @@ fn a_driver_that_speaks_out_of_turn_is_ended() {
         page: None,
         happened: Vec::new(),
         result: Ok(BrowseResult::Value { json: json.into(), truncated: false }),
+        extras: Default::default(),
     };
     let mut sandbox = Sandbox::new();
     // An answer to nothing.
@@ -283,4 +289,107 @@ fn a_driver_that_speaks_out_of_turn_is_ended() {
         let out_of_turn = (GuestFailure::Browser, "the browser's driver spoke out of turn, and was ended".into());
         assert_eq!(sandbox.failure(call), out_of_turn);
     }
+}
+
+impl Puppet {
+    /// Asks for a part of a file; the size of the whole and the bytes, or nothing.
+    fn read_file(&mut self, number: u64, path: &str, offset: u64) -> Option<(u64, Vec<u8>)> {
+        self.say(number, &FromDriver::ReadFile { path: path.into(), offset });
+        match self.hear() {
+            (heard, ToDriver::File { size }) => {
+                assert_eq!(heard, number);
+                let frame = self.frame();
+                assert_eq!((frame.kind, frame.call), (proto::FrameKind::File, number));
+                Some((size, frame.payload))
+            }
+            (heard, ToDriver::NoFile) => {
+                assert_eq!(heard, number);
+                None
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// B30: the driver counts as taken over. The guest gives it files of the directory of the page that the host opened last,
+/// and of nothing else.
+#[test]
+fn b30_a_driver_gets_files_of_the_opened_page_s_directory_alone() {
+    let mut sandbox = Sandbox::new();
+    let workspace = sandbox.scratch.path().join("workspace");
+    std::fs::create_dir_all(workspace.join("site/deep")).unwrap();
+    std::fs::write(workspace.join("site/index.html"), "<p>page</p>").unwrap();
+    std::fs::write(workspace.join("site/deep/a.css"), "p {}").unwrap();
+    std::fs::write(workspace.join("site/large"), vec![7; 600_000]).unwrap();
+    std::fs::write(workspace.join("secret.txt"), "secret").unwrap();
+    for (to, link) in
+        [("/etc/passwd", "out"), ("/etc", "etc"), ("../../s", "up"), ("/proc/self/root/etc/passwd", "magic")]
+    {
+        std::os::unix::fs::symlink(to, workspace.join("site").join(link)).unwrap();
+    }
+    let mut puppet = sandbox.put_puppet();
+    assert_eq!(puppet.read_file(1, "index.html", 0), None, "no page is open");
+    let open = |sandbox: &mut Sandbox, puppet: &mut Puppet, ask: BrowserAction| {
+        let call = sandbox.send(ask, &[], 20_000);
+        let (number, _) = puppet.hear();
+        let (happened, result) = (Vec::new(), Ok(BrowseResult::Done));
+        let browsed = BrowserReply { page: None, happened, result, extras: Default::default() };
+        puppet.say(number, &FromDriver::Browsed { browsed: Box::new(browsed) });
+        assert_eq!(sandbox.browsed(call).result, Ok(BrowseResult::Done));
+    };
+    open(&mut sandbox, &mut puppet, BrowserAction::OpenFile { path: "site/index.html".into() });
+    assert_eq!(puppet.read_file(2, "index.html", 0), Some((11, b"<p>page</p>".to_vec())));
+    assert_eq!(puppet.read_file(3, "deep/a.css", 2), Some((4, b"{}".to_vec())));
+    assert_eq!(puppet.read_file(3, "deep/a.css", 1 << 60), Some((4, Vec::new())));
+    // A large file comes in parts.
+    let mut bytes = Vec::new();
+    while bytes.len() < 600_000 {
+        let (size, part) = puppet.read_file(4, "large", bytes.len() as u64).unwrap();
+        assert!(size == 600_000 && !part.is_empty() && part.len() <= proto::MAX_CHUNK);
+        bytes.extend(part);
+    }
+    assert!(bytes.iter().all(|byte| *byte == 7));
+    for path in [
+        "../secret.txt",
+        "deep/../../secret.txt",
+        "/etc/passwd",
+        "out",
+        "etc/passwd",
+        "up",
+        "magic",
+        "none",
+        "deep",
+        "",
+        ".",
+        "a\0b",
+    ] {
+        assert_eq!(puppet.read_file(5, path, 0), None, "{path}");
+    }
+    // The directory itself may be replaced by a link.
+    std::fs::rename(workspace.join("site"), workspace.join("was")).unwrap();
+    std::os::unix::fs::symlink("/etc", workspace.join("site")).unwrap();
+    assert_eq!(puppet.read_file(6, "passwd", 0), None);
+    std::fs::remove_file(workspace.join("site")).unwrap();
+    std::fs::rename(workspace.join("was"), workspace.join("site")).unwrap();
+    // Looking at the page changes nothing; another address ends it.
+    open(&mut sandbox, &mut puppet, BrowserAction::Back);
+    assert!(puppet.read_file(7, "index.html", 0).is_some());
+    open(&mut sandbox, &mut puppet, BrowserAction::Open { url: "http://evil.test/".into() });
+    assert_eq!(puppet.read_file(8, "index.html", 0), None);
+    // A file that is not there, or is none, is refused before the browser hears of it.
+    for path in ["none.html", "site", "site/out", "../s"] {
+        let call = sandbox.send(BrowserAction::OpenFile { path: path.into() }, &[], 5000);
+        let (failure, message) = sandbox.failure(call);
+        assert!(matches!(failure, GuestFailure::InvalidPath | GuestFailure::NotFound), "{path}: {failure:?} {message}");
+    }
+    assert_eq!(puppet.read_file(9, "index.html", 0), None);
+    // A driver that asks again and again without taking the answers is ended.
+    open(&mut sandbox, &mut puppet, BrowserAction::OpenFile { path: "site/index.html".into() });
+    let mut bytes = Vec::new();
+    for _ in 0..64 {
+        let ask = FromDriver::ReadFile { path: "large".into(), offset: 0 };
+        proto::encode_message(&mut bytes, 10, &ask).unwrap();
+    }
+    puppet.channel.write_all(&bytes).unwrap();
+    assert_eq!(sandbox.client.answer(0), FromGuest::BrowserExited);
 }

@@ -35,7 +35,7 @@ fn the_tools_are_those_of_the_table_and_no_other() {
             "upload_link {path, context?}",
             "browser_open {url, context?, timeout?}",
             "browser_act {action, target?, text?, submit?, append?, slowly?, key?, button?, double?, options?, files?, \
-             direction?, pixels?, gone?, tab?, url?, close?, expression?, context?, timeout?}",
+             direction?, pixels?, gone?, tab?, url?, close?, expression?, changes?, context?, timeout?}",
             "browser_snapshot {context?, max_chars?, from?, since?, find?, within?}",
             "browser_screenshot {context?, target?, full_page?}",
         ]

@@ -1,7 +1,9 @@
 //! W25: all that a page or a download chose stands between two marks, and no page can make these.
 
 use dialects::{Answer, Block, Lowered, RenderInput, Reply, sandpool, workbench};
-use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, Snapshot, TabInfo};
+use engine::op::browser::{
+    BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, ReplyExtras, Snapshot, TabInfo,
+};
 use engine::op::{Browsed, Call, EventSink, Outcome, Realm, Tenant};
 use serde_json::{Map, Value, json};
 use server::handler::Execute;
@@ -140,7 +142,8 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
             let Ok(Outcome::Browsed(browsed)) = tools.engine.execute(&call, op).await else { panic!() };
             let place = format!("{} {number}: {result:?}", dialect.id);
             let page = Some(PageInfo { url: evil(), title: evil(), tab: 1, tabs: 2 });
-            let browsed = Browsed { page, happened: happened(), denied: vec![evil()], result, ..*browsed };
+            let extras = ReplyExtras { candidates: vec![evil()], changed: Some(evil()) };
+            let browsed = Browsed { page, happened: happened(), denied: vec![evil()], result, extras, ..*browsed };
             let fence = fence();
             let scene = RenderInput {
                 tool: row.name,

@@ -1,7 +1,8 @@
 //! A browser without pages: addresses and elements are a handful of known texts.
 
 use engine::op::browser::{
-    BrowseError, BrowseFailure, BrowseResult, BrowserAction as Ask, PageEvent, PageInfo, Snapshot, TabAsk, TabInfo,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction as Ask, PageEvent, PageInfo, ReplyExtras, Snapshot, TabAsk,
+    TabInfo,
 };
 use engine::op::{Browse, Browsed, Call, EngineError, Outcome};
 
@@ -27,11 +28,24 @@ impl FakeEngine {
             notice,
             page: Some(shown).filter(|_| !address.contains("gone.test")),
             happened,
+            extras: extras(&browse.ask, browse.changes),
             result: answer(&address, browse.ask, &browse.uploads),
             denied,
             duration: Duration::from_micros(12_345),
         })))
     }
+}
+
+fn extras(ask: &Ask, changes: u32) -> ReplyExtras {
+    let candidates = match ask {
+        Ask::Click { at, .. } if at == ".none" || at == "button" => {
+            vec!["[ref_3] button \"Go\"".into(), "[ref_4] link \"Go on\"".into()]
+        }
+        _ => Vec::new(),
+    };
+    let changed = (changes > 0 && matches!(ask, Ask::Click { .. }))
+        .then(|| "+ [ref_5] button \"More\"\n- [ref_3] button \"Go\"".into());
+    ReplyExtras { candidates, changed }
 }
 
 fn beside(address: &str, ask: &Ask) -> (Vec<PageEvent>, Vec<String>, Option<String>) {

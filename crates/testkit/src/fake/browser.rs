@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proto::browser::{
-    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, BrowserSpec, PageEvent, PageInfo, Snapshot,
-    TabAsk, TabInfo,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, BrowserSpec, PageEvent, PageInfo,
+    ReplyExtras, Snapshot, TabAsk, TabInfo,
 };
 use proto::{FromGuest, GuestFailure};
 use tokio::sync::Notify;
@@ -101,15 +101,16 @@ impl Guest {
             }
             End::Exit => {
                 *browser = None;
-                self.answer_browsed(call, BrowserReply { page, happened: Vec::new(), result: Ok(BrowseResult::Done) })
-                    .await;
+                let (happened, result, extras) = (Vec::new(), Ok(BrowseResult::Done), ReplyExtras::default());
+                self.answer_browsed(call, BrowserReply { page, happened, result, extras }).await;
                 self.wire.send(0, &FromGuest::BrowserExited).await;
             }
             End::Answer(result) => {
                 let loud = PageEvent::Note { text: "\x1b!".repeat(5000) };
                 let shouts = tabs.page().url.starts_with("fake:shout");
                 let happened = if shouts { vec![loud; 100] } else { Vec::new() };
-                self.answer_browsed(call, BrowserReply { page, happened, result }).await;
+                self.answer_browsed(call, BrowserReply { page, happened, result, extras: ReplyExtras::default() })
+                    .await;
             }
         }
     }

@@ -178,7 +178,7 @@ impl Guest {
                 let guest = self.clone();
                 cells.spawn(async move { guest.start_browser(call, spec).await });
             }
-            ToGuest::Browse { ask, uploads, after_ms } => {
+            ToGuest::Browse { ask, uploads, after_ms, .. } => {
                 let interrupt = self.interrupt_of(call);
                 lock(&self.shared.browsed).push(ask.clone());
                 let guest = self.clone();

@@ -60,6 +60,8 @@ pub fn answer(asked: &Asked, wire: &mut Wire<'_>) -> io::Result<()> {
             wire.json(r#"["Lisbon","Oslo","Kyoto"]"#)
         }
         "/api/list" => wire.json(&made::items(asked.number("from", 0), 20)),
+        // Does what its parent tells it.
+        "/puppet" => wire.html("<!doctype html><title>Puppet</title><script>onmessage = async e => parent.postMessage(await eval(e.data), '*')</script>"),
         "/api/poll" => {
             wire.pause(Duration::from_secs(25));
             wire.json("{}")
@@ -72,6 +74,13 @@ pub fn answer(asked: &Asked, wire: &mut Wire<'_>) -> io::Result<()> {
             let headers =
                 [("content-type", "text/csv"), ("content-disposition", "attachment; filename=\"report.csv\"")];
             wire.answer("200 OK", &headers, REPORT.as_bytes())
+        }
+        // It arrives later than an action waits for ordinary requests.
+        "/download/slow.csv" => {
+            wire.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\ncontent-type: text/csv\r\n")?;
+            wire.write(b"content-disposition: attachment; filename=slow.csv\r\n\r\ntea")?;
+            wire.pause(Duration::from_secs(2));
+            wire.write(b",4\n")
         }
         "/download/broken.bin" => {
             wire.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\ncontent-type: application/octet-stream\r\n")?;
