@@ -181,7 +181,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 74] = [
+const GENERAL: [Setting; 75] = [
     setting(
         "config",
         ConfigFile,
@@ -259,6 +259,12 @@ const GENERAL: [Setting; 74] = [
         Text,
         Unset,
         "Python interpreter (3.11 to 3.14) to build on; unset: the best one found",
+    ),
+    setting(
+        "runtimes.preset",
+        Text,
+        Unset,
+        "Pinned packages to install: `data` or `slim`; unset: what `sandpool setup --preset` chose, else `data`",
     ),
     setting(
         "runtimes.packages",
