@@ -11,6 +11,7 @@ mod hostile;
 mod interfaces;
 mod mask;
 mod packages;
+mod prepared;
 mod secrets;
 mod serve;
 mod support;
