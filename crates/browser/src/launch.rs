@@ -87,6 +87,7 @@ pub(crate) fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     {
         command.env(name, home.join(directory));
     }
+    command.envs(spec.fontconfig.as_ref().map(|path| ("FONTCONFIG_FILE", path)));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mappings = vec![
         FdMapping { parent_fd: their_input.into(), child_fd: 3 },

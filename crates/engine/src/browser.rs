@@ -54,6 +54,7 @@ impl BrowserCommand {
             shell: self.shell,
             proxy: proxy.then(|| sandbox::PROXY.to_string()),
             home: HOME.into(),
+            fontconfig: self.fontconfig.as_ref().map(|path| path.to_string_lossy().into_owned()),
             downloads: format!("{WORKSPACE}/downloads"),
             nssdb: nssdb.filter(|_| proxy),
         }

@@ -319,6 +319,8 @@ pub struct BrowserCommand {
     pub program: PathBuf,
     /// True for the headless shell, false for the whole browser.
     pub shell: bool,
+    /// Configuration of fontconfig that the browser uses instead of the system's.
+    pub fontconfig: Option<PathBuf>,
     /// Paths that the browser needs in addition to the directories of the system.
     pub binds: Vec<PathBuf>,
 }

@@ -567,15 +567,34 @@ define('__holdEach', (iterable) => {
 
 // Implements `import()` relative to the working directory, because scripts of the inspector cannot import.
 let importer = null, importerBase = null, importedOnce = false;
-function renewImporter(base) {
-  importer = runInThisContext(new Script('(s, o) => import(s, o)',
-    { __proto__: null, filename: `${base}/cell.js`, importModuleDynamically: mainLoader }));
-  importerBase = base;
-}
+const importerAt = (base) => runInThisContext(new Script('(s, o) => import(s, o)',
+  { __proto__: null, filename: `${base}/cell.js`, importModuleDynamically: mainLoader }));
+const importBy = (here, specifier, options) => (options === undefined ? here(specifier) : here(specifier, options));
 function importHere(specifier, options) {
   const base = cwd();
-  if (base !== importerBase) renewImporter(base);
-  return options === undefined ? importer(specifier) : importer(specifier, options);
+  if (base !== importerBase) {
+    importer = importerAt(base);
+    importerBase = base;
+  }
+  const found = importBy(importer, specifier, options);
+  return isPackage(specifier) ? then(found, undefined, (e) => importShared(specifier, options, e)) : found;
+}
+
+// Imports a package from the directories of `NODE_PATH`, as `require` does. Modules of Node look only above the importing file.
+const MODULES = '/node_modules';
+const isPackage = (specifier) => typeof specifier === 'string' && match(/^(?:@[\w.-]+\/)?[A-Za-z0-9][\w.-]*(?:\/.*)?$/, specifier) !== null;
+async function importShared(specifier, options, error) {
+  const directories = error?.code === 'ERR_MODULE_NOT_FOUND' ? split(environment.NODE_PATH ?? '', ':') : [];
+  for (let i = 0; i < directories.length; i++) {
+    if (!endsWith(directories[i], MODULES)) continue;
+    const here = importerAt(slice(directories[i], 0, -MODULES.length));
+    try {
+      return await importBy(here, specifier, options);
+    } catch (e) {
+      if (e?.code !== 'ERR_MODULE_NOT_FOUND') throw e;
+    }
+  }
+  throw error;
 }
 define('__import', (specifier, options) => {
   if (importedOnce) return importHere(specifier, options);

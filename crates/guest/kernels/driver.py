@@ -82,6 +82,13 @@ STRAY_LIMIT = 64_000  # characters that threads of earlier cells may add to one 
 ARGUMENT_LIMIT = 100_000  # bytes of one argument; Linux allows 128 KiB
 LOST = 70  # exit status when the control pipes are gone
 INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
+# What `picture.py` draws: the kind is the name of the group.
+ILLUSTRATED = re.compile(r"application/vnd\.vega\.v\d+[.+](?P<vega>json)|application/vnd\.vegalite\.v\d+[.+](?P<vegalite>json)"
+                         r"|application/vnd\.plotly\.v1\+(?P<plotly>json)|image/(?P<svg>svg)\+xml")
+ILLUSTRATED_LIMIT = 16  # pictures of charts and drawings in one cell
+PICTURES = frozenset(("image/png", "image/jpeg"))
+SVG_PICTURE = "image/png;from=svg"  # apart from `image/png`, because not every dialect shows it
+PAGE = "application/vnd.sandpool.page"  # the name of a file in the directory in which the kernel started
 NO_INPUT = "input() is not available: this sandbox has no interactive stdin"
 
 ALL_SIGNALS = signal.valid_signals()
@@ -192,6 +199,66 @@ def encode_value(mime: str, value: Any) -> str | None:
     except (ValueError, TypeError, RecursionError):
         pass
     return quote(cut(repr(value)))
+
+
+# ---------------------------------------------------------------- charts
+
+
+def vega_lite_of_altair(obj: Any) -> Any:
+    """Make altair describe a chart as Vega-Lite, instead of a page that loads its library from the network. A renderer that
+    the user chose stays."""
+    altair = sys.modules.get("altair")
+    if altair is None or type(obj).__module__.partition(".")[0] != "altair" or altair.renderers.active != "default":
+        return contextlib.nullcontext()
+    return altair.renderers.enable("mimetype")
+
+
+def illustrated(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a bundle with a picture of the chart or the drawing that it describes. A chart is also left as a page in the
+    directory in which the kernel started, and its description is then left out."""
+    found = next((match for mime in data if isinstance(mime, str) and (match := ILLUSTRATED.fullmatch(mime))), None)
+    if found is None or not PICTURES.isdisjoint(data):
+        return data
+    mime, kind = found.group(), found.lastgroup
+    if kind == "svg" and machinery.PathFinder.find_spec("vl_convert", BOOT_PATH) is None:
+        return data
+    if KERNEL.illustrated >= ILLUSTRATED_LIMIT:
+        made = {"why": f"one cell gets at most {ILLUSTRATED_LIMIT} pictures of charts and drawings"}
+    else:
+        KERNEL.illustrated += 1
+        made = draw(kind or "", data[mime])
+    out = dict(data)
+    if "png" in made:
+        out[SVG_PICTURE if kind == "svg" else "image/png"] = made["png"]
+    if kind == "svg":
+        return out
+    page, why = made.get("page"), made.get("why")
+    if page is not None:
+        del out[mime]
+        out[PAGE] = page
+    parts = (f"chart in {KERNEL.directory}/{page}" if page else "", f"no picture: {why}" if why else "")
+    out["text/plain"] = f"[{'; '.join(filter(None, parts))}]"
+    return out
+
+
+def draw(kind: str, value: Any) -> dict[str, str]:
+    """Return what `picture.py` answers. It is a process of its own: an interrupt ends it and not the kernel."""
+    try:
+        text = value if isinstance(value, str) else encode_json(value)
+        given = script_file(exact(text))
+    except (ValueError, TypeError, RecursionError, OSError) as e:
+        return {"why": f"{type_name(e)}: {e}"}
+    parts: list[bytes] = []
+    program = os.path.join(os.path.dirname(OWN_FILE), "picture.py")
+    try:
+        run_command([sys.executable, "-P", "-B", "-X", "utf8", program, kind, KERNEL.directory], stdin=given, out=parts.append,
+                    err=lambda _: None)
+        answer = scan_json(b"".join(parts).decode("utf-8"), 0)[0]
+        return {name: answer[name] for name in ("png", "page", "why") if isinstance(answer.get(name), str)}
+    except (OSError, ValueError, StopIteration, AttributeError):
+        return {"why": "the program that draws it failed"}
+    finally:
+        close(given)
 
 
 # ---------------------------------------------------------------- the shell's parts
@@ -356,7 +423,7 @@ class Hook(DisplayHook):
         pass
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
-        KERNEL.event("result", data=bounded_bundle(format_dict))
+        KERNEL.event("result", data=bounded_bundle(illustrated(format_dict)))
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
         pass  # IPython would keep every bundle for ever
@@ -381,12 +448,13 @@ class Publisher(DisplayPublisher):
     def publish(self, data: Any, metadata: Any = None, source: Any = None, *, transient: Any = None,
                 update: bool = False, **_: Any) -> None:
         self._validate_data(data, metadata)
-        members: dict[str, Any] = {"data": bounded_bundle(data)}
         run = stray() if count_threads() else None
         if run is not None:
-            plain = members["data"].get("text/plain")
-            KERNEL.keep_stray(run, (json_string(plain) if plain else f"[{', '.join(members['data'])}]") + "\n")
+            bundle = bounded_bundle(data)
+            plain = bundle.get("text/plain")
+            KERNEL.keep_stray(run, (json_string(plain) if plain else f"[{', '.join(bundle)}]") + "\n")
             return
+        members: dict[str, Any] = {"data": bounded_bundle(illustrated(data))}
         identity = (transient or {}).get("display_id")
         if identity is not None:
             members["id"] = quote(cut(str(identity)))
@@ -408,7 +476,8 @@ class Formatter(DisplayFormatter):
         figure_module = sys.modules.get("matplotlib.figure")
         if figure_module is not None and isinstance(obj, figure_module.Figure):
             KERNEL.shown_figures.append(obj)
-        return super().format(obj, include, exclude)
+        with vega_lite_of_altair(obj):
+            return super().format(obj, include, exclude)
 
     def shows_as_repr(self, kind: type) -> bool:
         """Return whether no formatter was registered for this plain type, so that `repr` gives the result."""
@@ -854,6 +923,8 @@ class Kernel:
         self.stdin: Any = None
         self.shown: BaseException | None = None
         self.shown_figures: list[Any] = []
+        self.illustrated = 0  # pictures of charts and drawings in this cell
+        self.directory = "/"  # in which the kernel started
         self.background: list[subprocess.Popen[bytes]] = []
         self.packages: str | None = None  # where `pip` installs in this sandbox
         self.packages_seen = 0
@@ -1023,7 +1094,7 @@ class Kernel:
         """Run one cell. It ends with exactly one `done`, or with the end of the process."""
         started = perf_counter()
         self.n, self.code, self.compiled = n, code, 0
-        self.shown, self.shown_figures = None, []
+        self.shown, self.shown_figures, self.illustrated = None, [], 0
         self.signalled = self.cancelled = self.pending_interrupt = False
         threads = set(list_threads())
         CELL.set(n)
@@ -1714,6 +1785,7 @@ def serve(req: int = 3, evt: int = 4) -> NoReturn:
     kernel.evt_identity = identity(evt)
     os.register_at_fork(after_in_child=forget_pipes)
     kernel.open_packages()
+    kernel.directory = kernel.shell.starting_dir
     sys.path.insert(0, "")
     guard_signals(kernel)
     kernel.event("ready", version=quote(".".join(map(str, sys.version_info[:3]))))

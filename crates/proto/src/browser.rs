@@ -19,6 +19,8 @@ pub struct BrowserSpec {
     pub proxy: Option<String>,
     /// Home directory of the browser, initially empty, for its profile, cache and temporary files.
     pub home: String,
+    /// Configuration of fontconfig to use instead of the system's.
+    pub fontconfig: Option<String>,
     /// Directory for downloads: `/workspace/downloads`.
     pub downloads: String,
     /// Directory with the files of a certificate database (`cert9.db`, `key4.db`, `pkcs11.txt`) that the browser

@@ -136,12 +136,13 @@ fn directory(program: &Path) -> Option<&Path> {
 }
 
 impl InstalledBrowser {
-    pub(crate) fn command(&self) -> BrowserCommand {
+    pub(crate) fn command(&self, fontconfig: PathBuf) -> BrowserCommand {
         let major = self.version.split('.').next().unwrap_or_default();
         BrowserCommand {
             label: format!("chromium-{major}"),
             program: self.program.clone(),
             shell: self.shell,
+            fontconfig: Some(fontconfig),
             binds: outside_usr(directory(&self.program).map(Path::to_owned)),
         }
     }
@@ -191,7 +192,7 @@ mod tests {
         let newest = stand_in(&fetched.join("chromium_headless_shell-1200/chrome-linux/headless_shell"));
         let env = home(&scratch);
         let browser = installed(paths(&[], SHELL_NAMES, FETCHED_SHELLS, &env), &env).await.unwrap();
-        let command = browser.command();
+        let command = browser.command("/runtime/fonts.conf".into());
         assert_eq!((command.program.as_path(), command.shell), (newest.as_path(), true));
         assert_eq!(command.binds, [newest.parent().unwrap()]);
     }

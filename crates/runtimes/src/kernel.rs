@@ -7,45 +7,107 @@ use std::path::{Path, PathBuf};
 use engine::config::{KernelCommand, PACKAGES, Runtimes, WORKSPACE};
 
 use super::browser::InstalledBrowser;
+use super::python::Python;
+use super::store::Runtime;
 use super::{Prepared, RuntimeConfig};
 
 const PYTHON_DRIVER: &str = include_str!("../../guest/kernels/driver.py");
 const NODE_DRIVER: &str = include_str!("../../guest/kernels/driver.cjs");
+const PICTURE: &str = include_str!("../../guest/kernels/picture.py");
 const SITE_HOOK: &str = include_str!("python/sitecustomize.py");
 /// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
 /// Name of Python's environment inside the sandbox: a link to its directory, whose own path may contain the name of the
 /// user. The interpreter is started by this name, so tracebacks show it.
 const PYTHON: &str = "/opt/sandpool/runtime";
+/// Name of the packages inside the sandbox that the operator added.
+const ADDED: &str = "/opt/sandpool/added";
 
 impl Prepared {
     pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
-        let python_dir = Path::new(PYTHON);
-        let env = environment(python_dir, node.as_deref(), config.threads);
+        let env = self.environment(node.as_deref(), config.threads, browser);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
         // `-B` keeps `__pycache__` out of the user's files.
         let flags = ["-I", "-B", "-X", "utf8"].map(String::from);
-        let argv = [vec![text(&python_dir.join("bin/python"))], flags.into(), vec![driver("driver.py")]].concat();
+        let argv = [vec![format!("{PYTHON}/bin/python")], flags.into(), vec![driver("driver.py")]].concat();
         let python = KernelCommand {
-            label: format!("python-{}", first(&self.python.marker.version, 2)),
+            label: format!("python-{}", first(self.python.version(), 2)),
             warm: if config.warm { warm(&argv, &config.preload) } else { Vec::new() },
             argv,
             env: env.clone(),
             binds: python_binds(self),
         };
         let version = self.node.as_ref().map_or("", |node| node.version());
+        let packages = self.node_packages().map(|packages| packages.dir.clone());
         let node = node.map(|binary| KernelCommand {
             label: format!("node-{}", first(version, 1)),
             argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.cjs")],
             env,
-            binds: outside_usr(self.node.as_ref().ok().map(super::Node::visible_path)),
+            binds: outside_usr(self.node.as_ref().ok().map(super::Node::visible_path).into_iter().chain(packages)),
             warm: Vec::new(),
         });
-        let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER), ("python/sitecustomize.py", SITE_HOOK)];
+        let files = [
+            ("driver.py", PYTHON_DRIVER),
+            ("picture.py", PICTURE),
+            ("driver.cjs", NODE_DRIVER),
+            ("python/sitecustomize.py", SITE_HOOK),
+        ];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
-        let links = vec![(python_dir.to_owned(), self.python.dir.clone())];
-        Runtimes { python, node, browser: browser.map(InstalledBrowser::command), files, links }
+        let browser = browser.map(|browser| browser.command(self.python.fontconfig()));
+        let added = self.python.added.as_ref().map(|added| (PathBuf::from(ADDED), added.dir.clone()));
+        let links = [(PathBuf::from(PYTHON), self.python.base.dir.clone())].into_iter().chain(added).collect();
+        Runtimes { python, node, browser, files, links }
+    }
+
+    fn node_packages(&self) -> Option<&Runtime> {
+        self.node_packages.as_ref().ok()?.as_ref()
+    }
+
+    /// Returns the complete environment of an interpreter and of the processes that it starts. Caches go to the private
+    /// `/tmp`, outside of the user's files. `threads` is for the numeric libraries, which by default start one thread
+    /// for each core, each with a stack and a buffer.
+    fn environment(
+        &self,
+        node: Option<&Path>,
+        threads: u32,
+        browser: Option<&InstalledBrowser>,
+    ) -> BTreeMap<String, String> {
+        let installed = Path::new(PACKAGES).join("bin");
+        let python_bin = Path::new(PYTHON).join("bin");
+        let added_bin = self.python.added.as_ref().map(|_| Path::new(ADDED).join("bin"));
+        let node_bin = self.node_packages().map(|packages| packages.dir.join("node_modules/.bin"));
+        let bins = [Some(installed), Some(python_bin), added_bin, node.and_then(Path::parent).map(Path::to_owned)];
+        let mut path: Vec<String> = bins.iter().chain([&node_bin]).flatten().map(|dir| text(dir)).collect();
+        path.extend(["/usr/local/bin", "/usr/bin", "/bin"].map(String::from));
+        path.dedup();
+        let mut env: BTreeMap<String, String> = [
+            ("HOME", WORKSPACE),
+            ("USER", "sandbox"),
+            ("LANG", "C.UTF-8"),
+            ("TERM", "dumb"),
+            ("TMPDIR", "/tmp"),
+            ("XDG_CACHE_HOME", "/tmp/.cache"),
+            ("IPYTHONDIR", "/tmp/.ipython"),
+            ("MPLCONFIGDIR", "/tmp/.matplotlib"),
+            ("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
+            // plotly gives its charts to the driver, which makes pictures and pages of them.
+            ("PLOTLY_RENDERER", "plotly_mimetype"),
+            ("PYTHONDONTWRITEBYTECODE", "1"),
+            ("PYTHONUTF8", "1"),
+        ]
+        .map(|(name, value)| (name.into(), value.into()))
+        .into();
+        env.insert("PATH".into(), path.join(":"));
+        env.insert("FONTCONFIG_FILE".into(), text(&self.python.fontconfig()));
+        let added = self.python.added_site(Path::new(ADDED)).map(|site| ("SANDPOOL_ADDED".into(), text(&site)));
+        let chromium = browser.map(|browser| ("SANDPOOL_CHROMIUM".into(), text(&browser.program)));
+        env.extend(added.into_iter().chain(chromium));
+        env.extend(installs(self.node_packages()).map(|(name, value)| (name.into(), value)));
+        for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
+            env.insert(name.into(), threads.to_string());
+        }
+        env
     }
 }
 
@@ -60,8 +122,9 @@ fn first(version: &str, numbers: usize) -> String {
 }
 
 fn python_binds(prepared: &Prepared) -> Vec<PathBuf> {
-    let base = prepared.python.marker.base_prefix.clone();
-    outside_usr([prepared.python.dir.clone()].into_iter().chain(base))
+    let Python { base, added } = &prepared.python;
+    let added = added.as_ref().map(|added| added.dir.clone());
+    outside_usr([base.dir.clone()].into_iter().chain(base.marker.base_prefix.clone()).chain(added))
 }
 
 /// Removes the paths below `/usr`, which every sandbox sees anyway.
@@ -69,42 +132,12 @@ pub(crate) fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathB
     paths.into_iter().filter(|path| !path.starts_with("/usr")).collect()
 }
 
-/// Returns the complete environment of an interpreter and of the processes that it starts. Caches go to the private
-/// `/tmp`, outside of the user's files. `threads` is for the numeric libraries, which by default start one thread for
-/// each core, each with a stack and a buffer.
-fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<String, String> {
-    let installed = Path::new(PACKAGES).join("bin");
-    let bins = [Some(installed), Some(python.join("bin")), node.and_then(Path::parent).map(Path::to_owned)];
-    let mut path: Vec<String> = bins.iter().flatten().map(|dir| text(dir)).collect();
-    path.extend(["/usr/local/bin", "/usr/bin", "/bin"].map(String::from));
-    path.dedup();
-    let mut env: BTreeMap<String, String> = [
-        ("HOME", WORKSPACE),
-        ("USER", "sandbox"),
-        ("LANG", "C.UTF-8"),
-        ("TERM", "dumb"),
-        ("TMPDIR", "/tmp"),
-        ("XDG_CACHE_HOME", "/tmp/.cache"),
-        ("IPYTHONDIR", "/tmp/.ipython"),
-        ("MPLCONFIGDIR", "/tmp/.matplotlib"),
-        ("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
-        ("PYTHONDONTWRITEBYTECODE", "1"),
-        ("PYTHONUTF8", "1"),
-    ]
-    .map(|(name, value)| (name.into(), value.into()))
-    .into();
-    env.insert("PATH".into(), path.join(":"));
-    env.extend(installs().map(|(name, value)| (name.into(), value)));
-    for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
-        env.insert(name.into(), threads.to_string());
-    }
-    env
-}
-
 /// Makes `pip install` and `npm install -g` write where the sandbox may write, and makes the result importable. Caches
 /// are off because they would only take disk space of the sandbox; hints about new versions are off because they are of
 /// no use here.
-fn installs() -> [(&'static str, String); 13] {
+fn installs(node_packages: Option<&Runtime>) -> [(&'static str, String); 13] {
+    let own = format!("{PACKAGES}/lib/node_modules");
+    let pinned = node_packages.map(|packages| format!(":{}", packages.dir.join("node_modules").display()));
     [
         ("SANDPOOL_PACKAGES", PACKAGES.into()),
         ("PYTHONPATH", format!("{DRIVERS}/python")),
@@ -114,7 +147,7 @@ fn installs() -> [(&'static str, String); 13] {
         // Without a network retries are useless; a sandbox with a network gets other values.
         ("PIP_RETRIES", "0".into()),
         ("npm_config_fetch_retries", "0".into()),
-        ("NODE_PATH", format!("{PACKAGES}/lib/node_modules")),
+        ("NODE_PATH", own + &pinned.unwrap_or_default()),
         ("npm_config_prefix", PACKAGES.into()),
         ("npm_config_cache", "/tmp/.cache/npm".into()),
         ("npm_config_update_notifier", "false".into()),

@@ -1,12 +1,13 @@
 //! Finds the language runtimes, or prepares them once with visible progress. Sandboxes then use them read-only and
 //! offline.
 //!
-//! `python`, `node` and `browser` know where each runtime comes from, `store` stores what was built (completely or not
-//! at all), and `kernel` defines how a sandbox starts them. The drivers belong to the guest. This crate reads no
+//! `python`, `node` and `browser` know where each runtime comes from, `chosen` what it has to contain, `store` stores what
+//! was built (completely or not at all), and `kernel` defines how a sandbox starts them. The drivers belong to the guest. This crate reads no
 //! environment and no configuration; its caller passes both in.
 #![warn(unreachable_pub)]
 
 pub mod browser;
+mod chosen;
 mod kernel;
 pub mod node;
 mod process;
@@ -17,9 +18,13 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use chosen::{Chosen, Wanted};
 use node::Node;
+use python::Python;
 use store::{Lock, Runtime};
 use tokio::sync::watch;
+
+pub use chosen::Preset;
 
 const STEPS: usize = 5;
 
@@ -29,6 +34,9 @@ pub struct RuntimeConfig {
     /// Directory of the prepared runtimes.
     pub dir: PathBuf,
     pub python: Option<PathBuf>,
+    /// Preset that is stronger than the one a set-up has chosen.
+    pub preset: Option<Preset>,
+    /// Python packages besides those of the preset.
     pub packages: Vec<String>,
     pub node: NodeChoice,
     pub threads: u32,
@@ -64,11 +72,25 @@ pub struct HostEnvironment {
     pub handed_on: Vec<(&'static str, OsString)>,
 }
 
-/// The runtimes of this machine, ready for use. Node may be missing, with the reason; Python may not.
+/// What `sandpool setup` was asked for. The choice of the preset and of packages lasts.
+#[derive(Debug, Clone, Default)]
+pub struct SetupRequest {
+    /// Prepare again what is ready.
+    pub force: bool,
+    pub preset: Option<Preset>,
+    /// Packages to add: of Python, or of npm if the name begins with `npm:`.
+    pub add: Vec<String>,
+    /// Packages that were added and are not needed any more.
+    pub remove: Vec<String>,
+}
+
+/// The runtimes of this machine, ready for use. Node and its packages may be missing, with the reason; Python may not.
 #[derive(Debug)]
 pub struct Prepared {
-    pub python: Runtime,
+    pub python: Python,
     pub node: Result<Node, SetupError>,
+    /// Packages for JavaScript; `None` if none are wanted.
+    pub node_packages: Result<Option<Runtime>, SetupError>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +99,10 @@ pub enum SetupError {
     NoPython(Vec<String>),
     #[error("no usable Node: {0}; install Node 22 or newer, or npm (on Debian: apt-get install npm)")]
     NoNode(String),
+    #[error("`{0}` is not the name of a package; write `polars`, `polars==1.2.3`, or `npm:lodash` for JavaScript")]
+    NoPackageName(String),
+    #[error("`{0}` was not added by `sandpool setup --add`")]
+    NotAdded(String),
     #[error("no usable Chromium found; install its headless shell (on Debian: apt-get install chromium-headless-shell), or name the binary of a Chromium with `browser` in sandpool.toml{}", list(.0))]
     NoBrowser(Vec<String>),
     #[error("{name}: {why}")]
@@ -130,35 +156,60 @@ impl Progress {
 /// Everything that the steps of a set-up need.
 struct Setup<'a> {
     config: &'a RuntimeConfig,
+    wanted: &'a Wanted,
     env: &'a HostEnvironment,
     progress: &'a Progress,
     lock: &'a Lock,
 }
 
-/// Uses the runtimes that exist and prepares those that are missing. `force` prepares them again in any case.
+/// Uses the runtimes that exist and prepares those that are missing.
 pub async fn prepare(
     config: &RuntimeConfig,
     env: &HostEnvironment,
     progress: &Progress,
-    force: bool,
 ) -> Result<Prepared, SetupError> {
-    if !force && let Some(ready) = find(config, env).await? {
-        return Ok(ready);
+    match find(config, env).await? {
+        Some(ready) => Ok(ready),
+        None => set_up(config, env, progress, &SetupRequest::default()).await,
     }
+}
+
+/// Prepares what is missing for the request, and remembers its choices once Python is ready.
+pub async fn set_up(
+    config: &RuntimeConfig,
+    env: &HostEnvironment,
+    progress: &Progress,
+    request: &SetupRequest,
+) -> Result<Prepared, SetupError> {
+    let force = request.force;
     let lock = Lock::take(&config.dir, progress).await?;
     lock.remove_rubbish()?;
-    let setup = Setup { config, env, progress, lock: &lock };
+    let chosen = Chosen::read(&config.dir)?.after(request)?;
+    let wanted = &chosen.wanted(config);
+    let setup = Setup { config, wanted, env, progress, lock: &lock };
     // The previous holder of the lock may have prepared exactly this runtime.
-    let found = if force { None } else { python::find(config).await };
-    let python = match found {
+    let base = if force { None } else { python::find_base(config, wanted).await };
+    let fetches_node = matches!(node::find(config, env).await, Ok(None));
+    let megabytes = if base.is_none() { python::megabytes(wanted.preset) } else { 0 }
+        + if fetches_node { node::MEGABYTES } else { 0 };
+    if megabytes > 0 {
+        let preset = wanted.preset.name();
+        progress
+            .say(&format!("downloads at most {megabytes} MB (preset `{preset}`), less what pip and npm have cached"));
+    }
+    let base = match base {
         Some(runtime) => runtime,
         None => python::build(&setup).await?,
     };
+    let added = python::prepare_added(&base, &setup, force).await?;
+    chosen.write(&config.dir)?;
     let node = prepare_node(&setup, force).await;
+    let node_packages = node::prepare_packages(&setup, force).await;
     progress.step(5, "checking");
-    python::verify(&python).await?;
+    let python = Python { base, added };
+    python.verify().await?;
     progress.say("runtimes are ready");
-    Ok(Prepared { python, node })
+    Ok(Prepared { python, node, node_packages })
 }
 
 async fn prepare_node(setup: &Setup<'_>, force: bool) -> Result<Node, SetupError> {
@@ -170,11 +221,13 @@ async fn prepare_node(setup: &Setup<'_>, force: bool) -> Result<Node, SetupError
     }
 }
 
-/// Returns the existing runtimes, verified. It downloads nothing, so that the start of a server can wait for it.
+/// Returns the existing runtimes, verified. It downloads nothing, so that the start of a server can wait for it. Missing
+/// packages for JavaScript are no reason to download either.
 pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Prepared>, SetupError> {
+    let wanted = Chosen::read(&config.dir)?.wanted(config);
     let python = async {
-        let Some(runtime) = python::find(config).await else { return Ok(None) };
-        python::verify(&runtime).await.map(|()| Some(runtime))
+        let Some(python) = python::find(config).await? else { return Ok(None) };
+        python.verify().await.map(|()| Some(python))
     };
     let (python, node) = tokio::join!(python, node::find(config, env));
     let Some(python) = python? else { return Ok(None) };
@@ -184,5 +237,6 @@ pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Optio
         Err(error) if matches!(config.node, NodeChoice::Path(_)) => Err(error),
         Ok(None) | Err(_) => return Ok(None),
     };
-    Ok(Some(Prepared { python, node }))
+    let node_packages = node::find_packages(config, &wanted);
+    Ok(Some(Prepared { python, node, node_packages }))
 }

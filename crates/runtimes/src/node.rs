@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::chosen::{Preset, Wanted};
 use super::process::Tool;
 use super::python::is_binary;
 use super::store::{self, Marker, Runtime};
@@ -18,7 +19,14 @@ use super::{HostEnvironment, NodeChoice, RuntimeConfig, Setup, SetupError};
 
 const PACKAGE: &str = include_str!("../pinned/node/package.json");
 const PACKAGE_LOCK: &str = include_str!("../pinned/node/package-lock.json");
+/// Packages for the JavaScript of sandboxes.
+const EXTRAS: &str = include_str!("../pinned/node-packages/package.json");
+const EXTRAS_LOCK: &str = include_str!("../pinned/node-packages/package-lock.json");
 const OLDEST: u32 = 22;
+/// Size of the download of the pinned Node and npm.
+pub(crate) const MEGABYTES: u32 = 56;
+/// Options for every call of npm: no script of a package runs, and nothing is said or sent that nobody asked for.
+const QUIET: [&str; 5] = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
 
 #[derive(Debug, Clone)]
 pub enum Node {
@@ -110,19 +118,14 @@ pub(crate) async fn build(setup: &Setup<'_>) -> Result<Node, SetupError> {
     let Setup { env, progress, lock, .. } = setup;
     let version = pinned_version();
     let (package, arch) = platform()?;
-    let npm = env.path.iter().map(|dir| dir.join("npm")).find(|path| path.is_file());
-    let Some(npm) = npm else {
-        let why = format!("this machine has no Node {OLDEST} or newer and no `npm` to fetch one with");
-        return Err(SetupError::NoNode(why));
-    };
+    let npm = npm(env).ok_or_else(|| {
+        SetupError::NoNode(format!("this machine has no Node {OLDEST} or newer and no `npm` to fetch one with"))
+    })?;
     progress.step(4, &format!("fetching Node {version}"));
     let dir = lock.start(&format!("node-{version}-{}", &recipe()[..12]))?;
-    for (name, content) in [("package.json", PACKAGE), ("package-lock.json", PACKAGE_LOCK)] {
-        fs::write(dir.join(name), content).map_err(SetupError::io(&dir))?;
-    }
-    let ci = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
-    let npm = Tool::new("npm ci", npm).environment(env).dir(&dir);
-    npm.args(ci).args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
+    write_lists(&dir, PACKAGE, PACKAGE_LOCK)?;
+    let npm = Tool::new("npm ci", npm).environment(env).dir(&dir).args(["ci"]).args(QUIET);
+    npm.args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
     // Of the 190 MB that npm fetched, only the binary and npm are needed. npm is moved to where Node's archive has it.
     let keep = || -> std::io::Result<()> {
         let fetched = dir.join("node_modules");
@@ -142,6 +145,58 @@ pub(crate) async fn build(setup: &Setup<'_>) -> Result<Node, SetupError> {
     };
     let marker = Marker { recipe: recipe(), version, ..Marker::default() };
     lock.finish(dir, marker).map(Node::Pinned)
+}
+
+fn npm(env: &HostEnvironment) -> Option<PathBuf> {
+    env.path.iter().map(|dir| dir.join("npm")).find(|path| path.is_file())
+}
+
+fn write_lists(dir: &Path, package: &str, lock: &str) -> Result<(), SetupError> {
+    for (name, content) in [("package.json", package), ("package-lock.json", lock)] {
+        fs::write(dir.join(name), content).map_err(SetupError::io(dir))?;
+    }
+    Ok(())
+}
+
+/// Returns the packages for JavaScript that fit the choices, verified.
+pub(crate) fn find_packages(config: &RuntimeConfig, wanted: &Wanted) -> Result<Option<Runtime>, SetupError> {
+    let Some(recipe) = packages_recipe(wanted) else { return Ok(None) };
+    let mut found = store::complete(&config.dir, "npm-").into_iter();
+    let runtime = found.find(|runtime| runtime.marker.recipe == recipe);
+    let runtime = runtime.ok_or_else(|| SetupError::tool("the packages for JavaScript", "run `sandpool setup`"))?;
+    runtime.verify().map(|()| Some(runtime))
+}
+
+/// Returns the packages for JavaScript, and installs them if they are not there: the pinned ones of the preset, then those
+/// that the operator added.
+pub(crate) async fn prepare_packages(setup: &Setup<'_>, force: bool) -> Result<Option<Runtime>, SetupError> {
+    let Setup { config, wanted, env, progress, lock } = setup;
+    let Some(recipe) = packages_recipe(wanted) else { return Ok(None) };
+    if !force && let Ok(found) = find_packages(config, wanted) {
+        return Ok(found);
+    }
+    let missing = "needs `npm`, which this machine does not have (on Debian: apt-get install npm)";
+    let npm = npm(env).ok_or_else(|| SetupError::tool("the installation of packages for JavaScript", missing))?;
+    progress.step(4, "installing packages for JavaScript");
+    let dir = lock.start(&format!("npm-{}", &recipe[..12]))?;
+    if wanted.preset == Preset::Data {
+        write_lists(&dir, EXTRAS, EXTRAS_LOCK)?;
+        Tool::new("npm ci", &npm).environment(env).dir(&dir).args(["ci"]).args(QUIET).run(|_| ()).await?;
+    }
+    if !wanted.node.is_empty() {
+        let npm = Tool::new("npm install", &npm).environment(env).dir(&dir).args(["install"]).args(QUIET);
+        npm.args(["--prefix"]).args([&dir]).args(["--"]).args(&wanted.node).run(|_| ()).await?;
+    }
+    let modules = dir.join("node_modules");
+    fs::create_dir_all(&modules).map_err(SetupError::io(&modules))?;
+    lock.finish(dir, Marker { recipe, ..Marker::default() }).map(Some)
+}
+
+/// Returns the recipe of the packages for JavaScript, or `None` if none are wanted.
+fn packages_recipe(wanted: &Wanted) -> Option<String> {
+    let pinned = if wanted.preset == Preset::Data { EXTRAS_LOCK } else { "" };
+    let any = !pinned.is_empty() || !wanted.node.is_empty();
+    any.then(|| store::recipe(&[pinned, &wanted.node.join(" ")]))
 }
 
 /// Returns the package with the binary for this machine, and npm's name of the architecture.
@@ -169,18 +224,20 @@ mod tests {
     #[test]
     fn the_pinned_node_is_new_enough_and_each_package_of_the_lock_has_a_hash_and_no_address() {
         assert!(pinned_version().starts_with("24."));
-        let lock: serde_json::Value = serde_json::from_str(PACKAGE_LOCK).unwrap();
-        let packages = lock["packages"].as_object().unwrap().iter().filter(|(name, _)| !name.is_empty());
-        for (name, package) in packages {
-            if name.starts_with("node_modules/node-linux-") {
-                assert_eq!(package["version"], pinned_version(), "{name}");
+        for lock in [PACKAGE_LOCK, EXTRAS_LOCK] {
+            let lock: serde_json::Value = serde_json::from_str(lock).unwrap();
+            let packages = lock["packages"].as_object().unwrap().iter().filter(|(name, _)| !name.is_empty());
+            for (name, package) in packages {
+                if name.starts_with("node_modules/node-linux-") {
+                    assert_eq!(package["version"], pinned_version(), "{name}");
+                }
+                // Packages that npm bundles are contained in npm's own archive.
+                if package.get("inBundle").is_none() {
+                    assert!(package["integrity"].as_str().unwrap().starts_with("sha512-"), "{name}");
+                }
+                assert_eq!(package.get("resolved"), None, "{name}");
+                assert_eq!(package.get("hasInstallScript"), None, "{name}");
             }
-            // Packages that npm bundles are contained in npm's own archive.
-            if package.get("inBundle").is_none() {
-                assert!(package["integrity"].as_str().unwrap().starts_with("sha512-"), "{name}");
-            }
-            assert_eq!(package.get("resolved"), None, "{name}");
-            assert_eq!(package.get("hasInstallScript"), None, "{name}");
         }
     }
 }

@@ -163,6 +163,7 @@ async fn with_tab(script: &str, test: impl AsyncFnOnce(&Bare)) {
         home: home.clone(),
         downloads: home.clone(),
         nssdb: None,
+        fontconfig: None,
     };
     let mut chromium = launch::start(&spec).unwrap();
     let (cdp, writing) = Cdp::new(chromium.to);

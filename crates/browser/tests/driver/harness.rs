@@ -44,6 +44,7 @@ impl Browser {
             home: home.join("home").display().to_string(),
             downloads: home.join("downloads").display().to_string(),
             nssdb: None,
+            fontconfig: None,
         };
         change(&mut spec);
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -288,8 +288,14 @@ fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<Strin
         RunKind::Code => succeeded(&ran.end),
         RunKind::Command => exit_code(&ran.end) == 0,
     };
+    for bundle in ran.displays.iter_mut().chain(&mut ran.value) {
+        if let Some(drawn) = bundle.remove(SVG_PICTURE) {
+            bundle.entry("image/png".into()).or_insert(drawn);
+        }
+    }
     let pictures = pictures(&ran);
-    let (truncated, links) = cuts(input, &ran);
+    let (truncated, mut links) = cuts(input, &ran);
+    links.extend(pages(input, &ran));
     let note = note(&ran, what, run.is_some());
     if network::off(&ran).is_some() {
         ran.stderr.text = network::without_pip_note(&ran.stderr.text);
@@ -434,6 +440,16 @@ fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
         Some((_, ref shown)) if !is_name(shown) => plain,
         _ => RICH.into_iter().find_map(text).or(plain),
     }
+}
+
+/// Type under which a kernel sends the picture of an SVG drawing, and type of the name of a chart's page in `/workspace`.
+const SVG_PICTURE: &str = "image/png;from=svg";
+const PAGE: &str = "application/vnd.sandpool.page";
+
+/// Returns links to the pages of the charts that were shown.
+fn pages(input: &RenderInput<'_>, ran: &Ran) -> Vec<Block> {
+    let names = ran.displays.iter().chain(&ran.value).filter_map(|bundle| bundle.get(PAGE)?.as_str());
+    names.filter_map(|name| input.link(&ran.context.key, name, None)).collect()
 }
 
 /// Returns the displays as far as they fit into one budget.

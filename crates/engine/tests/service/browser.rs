@@ -23,6 +23,7 @@ fn with_browser() -> Runtimes {
         label: "chromium-1".into(),
         program: PathBuf::from("/opt/chromium/shell"),
         shell: true,
+        fontconfig: None,
         binds: vec!["/opt/chromium".into()],
     };
     Runtimes { browser: Some(browser), ..runtimes() }

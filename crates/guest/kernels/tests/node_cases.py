@@ -204,6 +204,15 @@ FIRST_CELLS = [
         Cell("let f = () => { throw new Error('f') }\nlet let", status="error", error=has("cell-2.js:2\nlet let\n"), map=source_map("cell.js", "let f = () => { throw new Error('f') }\nlet let", (0, 0), (1, 0))),
         Cell(";", map=source_map("cell.ts", "interface A {};", (0, 0))), Cell("null.x", status="error", error=has("at cell-4.js:1:6\n")), Cell("typeof _", result="'undefined'")],
         fresh=True, waits=waits) for waits in (0, 0.025, 0.5)],
+    Case("packages of NODE_PATH are imported like those of the working directory", [
+        Cell("process.env.NODE_PATH = `/no/where:${process.cwd()}/shared/node_modules`; (await __hold(__import('far'))).kind", result="'esm'"),
+        Cell("(await __hold(__import('far/more.mjs'))).more", result="2"),
+        Cell("await __hold(__import('farther'))", status="error", error=has("Cannot find package 'farther' imported from", "/cell.js")),
+        Cell("await __hold(__import('./far'))", status="error", error=has("ERR_MODULE_NOT_FOUND")),
+        Cell("await __hold(__import('far/broken.mjs'))", status="error", error=has("is broken"))],
+        files={"shared/node_modules/far/package.json": json.dumps({"name": "far", "exports": {".": {"import": "./e.mjs", "require": "./c.cjs"}, "./*": "./*"}}),
+               "shared/node_modules/far/e.mjs": "export const kind = 'esm'", "shared/node_modules/far/more.mjs": "export const more = 2",
+               "shared/node_modules/far/broken.mjs": "throw new Error('it is broken')"}, fresh=True),
     Case("the first cell imports", [Cell("(await __hold(__import('node:os'))).EOL", result="'\\n'"), Cell("process.emitWarning('mine'); " + TURN, err=has("Warning: mine"))], fresh=True),
     Case("the first cell changes all", [Cell("process.stdout._handle.writeUtf8String = () => 0; Object.defineProperty(globalThis, '_', { value: 1 }); 0", result="0"), Cell("console.log('lost'); _", result="1")], fresh=True, waits=0.5),
     Case("the console keeps nothing", [

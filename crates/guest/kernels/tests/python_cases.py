@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
+from collections.abc import Callable
 
 from host import Outcome
 from cases import ANY, Case, Cell, has, trace
@@ -13,6 +14,15 @@ AT = '  File "<stdin>", line {}, in {}'.format
 MODULE_FRAME = AT(1, "<module>")
 INTERRUPTED = has("Traceback", "KeyboardInterrupt\n")
 PNG = base64.b64encode(b"\x89PNG").decode()[:5]
+PAGE, SVG_PICTURE = "application/vnd.sandpool.page", "image/png;from=svg"
+
+
+def is_chart(page: str) -> Callable[[Outcome], bool]:
+    def check(outcome: Outcome) -> bool:
+        data = outcome.of("result")[0]["data"]
+        return data["image/png"].startswith(PNG) and data[PAGE] == page and not any("vega" in mime for mime in data)
+
+    return check
 
 
 def one_png(displays: list[dict[str, str]]) -> bool:
@@ -322,6 +332,27 @@ FIGURES = [
         Cell("plt.plot([2]); 1 / 0", status="error", error=ANY, displays=one_png),
         Cell("a, b = plt.figure(), plt.figure()", displays=lambda d: len(d) == 2),
         Cell("'nothing'", result="'nothing'"), Cell("!echo [$MPLBACKEND]", out="[]\n")], needs="matplotlib"),
+    Case("a style of seaborn keeps the font for Chinese, Japanese and Korean", [
+        Cell("import matplotlib.pyplot as plt, seaborn\nseaborn.set_theme()\nplt.title('中文 日本語 한국어');", displays=one_png)], needs="seaborn"),
+    Case("charts have pictures and pages", [
+        Cell("import altair as alt, os\nchart = alt.Chart(alt.Data(values=[{'a': 1}])).mark_point().encode(x='a:Q')\nchart", result=ANY, check=is_chart("chart-1.html")),
+        Cell("os.chdir('/')\nchart.show()", displays=lambda d: len(d) == 1 and d[0]["image/png"].startswith(PNG) and d[0][PAGE] == "chart-2.html"),
+        Cell("with alt.renderers.enable('html'): display(chart)", displays=lambda d: "<div" in d[0]["text/html"] and "image/png" not in d[0]),
+        Cell("display({'application/vnd.vega.v5+json': {'width': 9, 'height': 9, 'marks': []}, 'text/plain': 'x'}, raw=True)",
+             displays=lambda d: d[0][PAGE] == "chart-3.html" and "image/png" in d[0]),
+        Cell("display({'application/vnd.vegalite.v5+json': {'mark': 3}}, raw=True)", displays=lambda d: "no picture: " in d[0]["text/plain"]),
+        Cell("display({'application/vnd.vegalite.v5+json': {'a': object()}}, raw=True)", displays=lambda d: "no picture: " in d[0]["text/plain"])],
+        needs="vl_convert", fresh=True),
+    Case("an SVG drawing has a picture", [
+        Cell("from IPython.display import SVG\nsvg = SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" height=\"9\"/>')\nsvg", result=ANY,
+             check=lambda o: o.of("result")[0]["data"][SVG_PICTURE].startswith(PNG) and "<svg" in o.of("result")[0]["data"]["image/svg+xml"]),
+        Cell("display(SVG('<svg>'), SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1e9\" height=\"1e9\"/>'))", status=ANY, error=ANY,
+             displays=lambda d: not any(SVG_PICTURE in one for one in d)),
+        Cell("for _ in range(20): display(svg)", displays=lambda d: len(d) == 20 and [SVG_PICTURE in one for one in d].count(True) == 16)], needs="vl_convert"),
+    Case("a plotly chart without a browser is a page and a sentence", [
+        Cell("import plotly.graph_objects as go\ngo.Figure(go.Bar(y=[1]))", displays=lambda d: d[0][PAGE] == "chart-1.html" and "image/png" not in d[0]
+             and d[0]["text/plain"].endswith("needs Chromium, which this sandbox does not have]")),
+        Cell("'plotly' in open('chart-1.html').read()", result="True")], needs="plotly", env={"PLOTLY_RENDERER": "plotly_mimetype"}, fresh=True),
     Case("a table has text and html", [Cell("import pandas as pd\npd.DataFrame({'a': [1, 2]})", result="   a\n0  1\n1  2",
                                             check=lambda o: "<table" in o.of("result")[0]["data"]["text/html"])], needs="pandas"),
     Case("an interrupted numpy loop", [Cell("import numpy as np\nwhile True: np.ones(1000).sum()", status="interrupted", error=INTERRUPTED, interrupt=0.3, within=1)], needs="numpy"),

@@ -144,7 +144,7 @@ class Forks(Suite):
 
 
 def modules(python: str) -> set[str]:
-    names = ("matplotlib", "numpy", "pandas")
+    names = ("matplotlib", "numpy", "pandas", "plotly", "seaborn", "vl_convert")
     code = f"import importlib.util as u; print(*[n for n in {names!r} if u.find_spec(n)])"
     return set(subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
 

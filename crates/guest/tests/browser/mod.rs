@@ -86,6 +86,7 @@ impl Sandbox {
             home: at("home"),
             downloads: at("workspace/downloads"),
             nssdb: None,
+            fontconfig: None,
         };
         self.client.send(&ToGuest::StartBrowser { spec })
     }

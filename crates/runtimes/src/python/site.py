@@ -1,5 +1,5 @@
-import os
-def link(target=os.environ.get('MPLCONFIGDIR'), made=os.path.join(__import__('sys').prefix, 'share', 'matplotlib-cache')):
+import os, sys
+def link(target=os.environ.get('MPLCONFIGDIR'), made=os.path.join(sys.prefix, 'share', 'matplotlib-cache')):
     if target and target.startswith('/tmp/') and not os.path.isdir(target):
         try:
             os.mkdir(target, 0o700)
@@ -7,5 +7,10 @@ def link(target=os.environ.get('MPLCONFIGDIR'), made=os.path.join(__import__('sy
                 os.symlink(os.path.join(made, name), os.path.join(target, name))
         except OSError:
             pass
+def open_added(added=os.environ.get('SANDPOOL_ADDED')):
+    if added and added not in sys.path:
+        import site
+        site.addsitedir(added)
 link()
-del link, os
+open_added()
+del link, open_added, os, sys

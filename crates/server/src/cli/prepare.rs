@@ -29,7 +29,7 @@ pub(crate) async fn prepare(
     });
     let config = &context.config.runtimes;
     let work = async {
-        let prepared = runtimes::prepare(config, &context.environment, &progress, false);
+        let prepared = runtimes::prepare(config, &context.environment, &progress);
         let browser = browser::find(&context.config.browser, &context.environment);
         let (prepared, browser) = tokio::join!(prepared, browser);
         let prepared = prepared.inspect_err(|_| {
@@ -40,6 +40,9 @@ pub(crate) async fn prepare(
         })?;
         if let Err(why) = &prepared.node {
             tracing::warn!("JavaScript and TypeScript are not available: {why}");
+        }
+        if let Err(why) = &prepared.node_packages {
+            tracing::info!("the packages for JavaScript are not available: {why}");
         }
         let browser = browser.unwrap_or_else(|why| {
             tracing::info!("the browser is not available: {why}");

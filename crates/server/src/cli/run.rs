@@ -77,7 +77,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, program: Program, 
     let (progress, _watch) = Progress::new();
     let config = &context.config;
     let prepared = tokio::select! {
-        prepared = runtimes::prepare(&config.runtimes, &context.environment, &progress, false) => prepared?,
+        prepared = runtimes::prepare(&config.runtimes, &context.environment, &progress) => prepared?,
         () = signals.first.cancelled() => return Ok(ExitCode::from(130)),
     };
     if program.language.of_context() != Language::Python

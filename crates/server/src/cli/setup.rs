@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use runtimes::browser::{self, InstalledBrowser};
-use runtimes::{Prepared, Progress, SetupError};
+use runtimes::{Prepared, Preset, Progress, SetupError, SetupRequest};
 
 use super::signals::Signals;
 use super::{CommandEnv, CommandResult, Failed, block_on, output};
@@ -13,12 +13,21 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 ///
 /// Installs a list of Python packages, pinned with hashes, for a Python of this machine (3.11 to 3.14). Uses this machine's Node if it is
 /// 22 or newer, else fetches Node 24 from npm. The first use of Sandpool does the same; afterwards no network is needed. If a
-/// set-up is interrupted, the next one starts over.
+/// set-up is interrupted, the next one starts over. Servers use what was chosen or added once they are started again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Prepare again, even if everything is ready (stop running servers first)
     #[arg(long)]
     force: bool,
+    /// Pinned packages to install, from now on: `data` (the default) or `slim`
+    #[arg(long, value_name = "PRESET", value_parser = preset)]
+    preset: Option<Preset>,
+    /// Add packages, from now on: `polars`, `polars==1.2.3`, or `npm:lodash` for JavaScript
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    add: Vec<String>,
+    /// Leave out packages that were added
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    remove: Vec<String>,
     /// Python interpreter (3.11 to 3.14) to build on
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
@@ -27,14 +36,19 @@ pub(crate) struct Args {
     shell: bool,
 }
 
+fn preset(name: &str) -> Result<Preset, &'static str> {
+    Preset::named(name).ok_or("expected `data` or `slim`")
+}
+
 pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let mut config = context.config.runtimes;
     config.python = args.python.or(config.python);
+    let request = SetupRequest { force: args.force, preset: args.preset, add: args.add, remove: args.remove };
     let (progress, _) = Progress::new();
     let (prepared, found) = block_on(async {
         let signals = Signals::listen()?;
         let prepared = tokio::select! {
-            prepared = runtimes::prepare(&config, &context.environment, &progress, args.force) => prepared?,
+            prepared = runtimes::set_up(&config, &context.environment, &progress, &request) => prepared?,
             () = signals.first.cancelled() => return Err(Failed("interrupted; the next set-up starts over".into())),
         };
         Ok((prepared, browser::find(&context.config.browser, &context.environment).await))
@@ -45,9 +59,10 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
         summary(&prepared);
         mention(found);
     }
-    match prepared.node {
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(why) => Err(Failed(format!("Python is ready, JavaScript is not: {why}"))),
+    match (prepared.node, prepared.node_packages) {
+        (Ok(_), Ok(_)) => Ok(ExitCode::SUCCESS),
+        (Err(why), _) => Err(Failed(format!("Python is ready, JavaScript is not: {why}"))),
+        (Ok(_), Err(why)) => Err(Failed(format!("Python and Node are ready, packages for JavaScript are not: {why}"))),
     }
 }
 
@@ -57,7 +72,7 @@ fn summary(prepared: &Prepared) {
         "Python {} with {} packages: {}",
         python.version(),
         python.packages().len(),
-        python.dir.display()
+        python.base.dir.display()
     ));
     if let Ok(node) = &prepared.node {
         output::line(&format!("Node {}: {}", node.version(), node.binary().display()));
@@ -77,7 +92,7 @@ fn shell(prepared: &Prepared) {
     let set = |name: &str, path: &Path| {
         output::line(&format!("{name}='{}'", path.display().to_string().replace('\'', r"'\''")));
     };
-    set("SANDPOOL_TEST_PYTHON", &prepared.python.dir.join("bin/python"));
+    set("SANDPOOL_TEST_PYTHON", &prepared.python.base.dir.join("bin/python"));
     if let Ok(node) = &prepared.node {
         set("SANDPOOL_TEST_NODE", &node.binary());
     }

@@ -20,7 +20,7 @@ use mounts::PrivateFiles;
 pub(crate) use mounts::{ALL_TENANTS, MountConfig};
 pub(crate) use network::{Network, Policies, SecretConfig, SecretSource};
 pub(crate) use resolve::{ConfigError, Effective, Sources};
-use runtimes::{BrowserChoice, NodeChoice, RuntimeConfig};
+use runtimes::{BrowserChoice, NodeChoice, Preset, RuntimeConfig};
 use sandbox::Level;
 
 #[derive(Debug, Clone)]
@@ -198,6 +198,7 @@ impl Config {
             runtimes: RuntimeConfig {
                 dir: effective.absolute("runtimes.dir")?,
                 python: effective.get("runtimes.python")?,
+                preset: preset(&effective)?,
                 packages: effective.get("runtimes.packages")?,
                 node: match effective.get::<String>("runtimes.node")?.as_str() {
                     "auto" => NodeChoice::Auto,
@@ -295,6 +296,14 @@ impl Serve {
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
     known.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+}
+
+fn preset(effective: &Effective) -> Result<Option<Preset>, ConfigError> {
+    let Some(name) = effective.get::<Option<String>>("runtimes.preset")? else { return Ok(None) };
+    match Preset::named(&name) {
+        Some(preset) => Ok(Some(preset)),
+        None => Err(effective.error("runtimes.preset", "expected `data` or `slim`")),
+    }
 }
 
 /// Returns the modules to preload. They become arguments of the interpreter's driver, so only module names are allowed.

@@ -197,7 +197,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 76] = [
+const GENERAL: [Setting; 77] = [
     setting(
         "config",
         ConfigFile,
@@ -275,6 +275,12 @@ const GENERAL: [Setting; 76] = [
         Text,
         Unset,
         "Python interpreter (3.11 to 3.14) to build on; unset: the best one found",
+    ),
+    setting(
+        "runtimes.preset",
+        Text,
+        Unset,
+        "Pinned packages to install: `data` or `slim`; unset: what `sandpool setup --preset` chose, else `data`",
     ),
     setting(
         "runtimes.packages",

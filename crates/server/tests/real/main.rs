@@ -17,6 +17,7 @@ mod mask;
 mod mounts;
 mod offline;
 mod packages;
+mod prepared;
 mod run;
 mod secrets;
 mod serve;

@@ -10,14 +10,14 @@ use testkit::host::StateDir;
 use crate::support::stdio_of;
 
 /// Ends with the test.
-struct Registry {
+pub struct Registry {
     child: Child,
-    port: u16,
+    pub port: u16,
 }
 
 impl Registry {
     #[allow(clippy::disallowed_methods, reason = "the test's own registry")]
-    fn start() -> Self {
+    pub fn start() -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/real/registry.py");
         let mut child = Command::new("python3").arg(script).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

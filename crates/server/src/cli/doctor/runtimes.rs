@@ -32,15 +32,17 @@ pub(crate) async fn find(context: &CommandEnv, trial: Result<Trial, Failed>) -> 
 async fn python(context: &CommandEnv) -> (Fact, BTreeMap<String, String>, bool) {
     let (config, env) = (&context.config.runtimes, &context.environment);
     let off = |why: String, what_to_do: &str| fact("Python", FactState::Off, why, what_to_do);
+    let force = |error: SetupError| (off(error.to_string(), "run `sandpool setup --force`"), BTreeMap::new(), false);
     match python::find(config).await {
-        Some(runtime) => match python::verify(&runtime).await {
+        Err(error) => force(error),
+        Ok(Some(python)) => match python.verify().await {
             Ok(()) => {
-                let why = format!("{} in {}", runtime.version(), runtime.dir.display());
-                (fact("Python", FactState::On, why, ""), runtime.packages().clone(), true)
+                let why = format!("{} in {}", python.version(), python.base.dir.display());
+                (fact("Python", FactState::On, why, ""), python.packages(), true)
             }
-            Err(error) => (off(error.to_string(), "run `sandpool setup --force`"), BTreeMap::new(), false),
+            Err(error) => force(error),
         },
-        None => match python::available(config, env).await {
+        Ok(None) => match python::available(config, env).await {
             Ok(version) => (off(format!("{version} found, not prepared yet"), PREPARE), BTreeMap::new(), true),
             Err(error) => {
                 let todo = "install Python 3.11, 3.12, 3.13 or 3.14 with its venv module";
