@@ -105,7 +105,7 @@ async fn an_upload_that_breaks_off_leaves_nothing_and_may_be_repeated() {
 
     let full = link_of(&engine, &call(), &id, "full").await.unwrap();
     let upload = engine.begin_upload(&full.id).await.unwrap();
-    assert_eq!(upload.finish().await, Err(EngineError::NoSpace));
+    assert_eq!(upload.finish().await, Err(EngineError::NoSpace { disk_bytes: 1 << 30 }));
     assert!(engine.upload_offer(&full.id).is_ok(), "nothing was stored");
 }
 

@@ -131,7 +131,7 @@ impl From<EngineError> for UploadFailure {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::FileTooLarge { limit, .. } => Self::TooLarge(limit),
-            EngineError::NoSpace => Self::NoSpace,
+            EngineError::NoSpace { .. } => Self::NoSpace,
             EngineError::InvalidPath { why, .. } => Self::Name(why),
             EngineError::ShuttingDown => Self::Busy,
             other => {
