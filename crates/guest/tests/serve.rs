@@ -113,6 +113,23 @@ fn a_command_over_its_time_is_interrupted_and_one_that_ignores_it_is_killed() {
 }
 
 #[test]
+fn a_command_over_its_time_leaves_nothing_that_it_started() {
+    let mut client = Client::new();
+    // A shell's background processes ignore the interrupt.
+    let call = client.exec("sleep 1000 & echo $!; wait", SHORT, 1000);
+    let ran = client.finish(call);
+    assert!(matches!(ran.status(), RunStatus::TimedOut { .. }), "{:?}", ran.status());
+    let stat = format!("/proc/{}/stat", ran.out().trim());
+    let is_over = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !is_over() {
+        assert!(std::time::Instant::now() < until, "it still runs");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    client.nothing_left();
+}
+
+#[test]
 fn a_kernel_that_cannot_start_says_why() {
     let mut client = Client::new();
     for merge_output in [false, true] {
@@ -531,7 +548,7 @@ fn a_host_of_another_version_is_told_and_left() {
     let mut client = Client::raw(config());
     let call = client.send(&ToGuest::Hello { version: 99 });
     let FromGuest::Failed { message, .. } = client.answer(call) else { panic!() };
-    assert_eq!(message, "the guest speaks version `4`, not `99`");
+    assert_eq!(message, format!("the guest speaks version `{}`, not `99`", proto::VERSION));
     assert_eq!(client.frame(), None);
 }
 

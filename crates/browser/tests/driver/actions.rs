@@ -66,7 +66,7 @@ fn an_element_that_cannot_be_clicked_says_why() {
          <button class=two>1</button><button class=two>2</button>",
     );
     let mut message = |at: &str| {
-        let error = browser.browse_within(click(at), 1.0).result.unwrap_err();
+        let error = browser.browse_within(click(at), 3.0).result.unwrap_err();
         (error.why, error.message)
     };
     assert_eq!(message("#a").0, BrowseFailure::NotReady);
@@ -301,7 +301,7 @@ fn a_text_is_waited_for() {
     browser.open("data:text/html,<p id=p>Loading<script>setTimeout(() => p.textContent = 'Here', 300)</script>");
     browser.ok(BrowserAction::Wait { text: "Here".into(), gone: false });
     browser.ok(BrowserAction::Wait { text: "Loading".into(), gone: true });
-    let never = browser.browse_within(BrowserAction::Wait { text: "Never".into(), gone: false }, 0.5);
+    let never = browser.browse_within(BrowserAction::Wait { text: "Never".into(), gone: false }, 3.0);
     assert_eq!(failed(never, BrowseFailure::TimedOut), "`Never` is not on the page");
 }
 

@@ -118,7 +118,8 @@ async fn a_call_that_waits_says_for_what_and_gives_up_at_its_timeout() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_ends_what_runs_where_the_realm_says_so() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, agentrun(|realm| realm.stop_ends_runs = true)).await;
+    let engine =
+        engine_with(&backend, agentrun(|realm| (realm.stop_ends_runs, realm.one_run_at_a_time) = (true, false))).await;
     let id = create(&engine, "a").await;
     let cell = spawn_run(&engine, call(), &id, "sleep 50000");
     begun(&backend, "sleep 50000").await;
@@ -133,6 +134,51 @@ async fn a_stop_ends_what_runs_where_the_realm_says_so() {
     assert_eq!(lost(&ran(cell.await.unwrap())), "its context was stopped");
     let end = wait(&engine, &server.run, None, 5).await.end.unwrap().unwrap();
     assert_eq!(lost(&end), "its context was stopped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_lets_nothing_start_in_a_sandbox_that_is_being_made() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.stop_ends_runs = true)).await;
+    let id = create(&engine, "a").await;
+    (0..backend.created()).for_each(|number| backend.kill(number));
+    backend.slow_down(Duration::from_secs(10), Duration::ZERO);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let late = spawn_op(&engine, &call(), command_op(&id, "print late"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let stopped = engine.execute(&call(), stop_op(&id)).await;
+    assert!(matches!(stopped, Ok(Outcome::Stopped(_))), "{stopped:?}");
+    assert_eq!(late.await.unwrap(), Err(EngineError::ContextNotFound(id)));
+    assert!(!backend.runs().contains(&"print late".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_without_a_permit_stays_queued_as_long_as_it_takes() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.runs_at_once = 1)).await;
+    let (a, b) = (create(&engine, "a").await, create(&engine, "b").await);
+    let first = start(&engine, &a, "sleep 60000").await;
+    let second = start(&engine, &b, "print second").await;
+    let waits = wait(&engine, &second, None, 50).await;
+    assert!(waits.queued.is_some() && waits.end.is_none(), "{waits:?}");
+    let end = wait(&engine, &second, None, 50).await.end.unwrap().unwrap();
+    assert_eq!(text(&end.stdout), "second\n");
+    assert!(wait(&engine, &first, None, 0).await.end.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_under_it_is_told_to_the_next_call() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, agentrun(|realm| realm.one_run_at_a_time = false)).await;
+    let id = create(&engine, "a").await;
+    crate::support::run(&engine, &id, "set x 1").await;
+    let mut server = shell(existing(&id), "sleep 40000");
+    server.background = true;
+    let Ok(Outcome::Started(server)) = engine.execute(&call(), Op::RunCommand(server)).await else { panic!() };
+    (0..backend.created()).for_each(|number| backend.kill(number));
+    assert!(matches!(wait(&engine, &server.run, None, 5).await.end, Some(Ok(_))));
+    let next = crate::support::run(&engine, &id, "get x").await;
+    assert!(next.notice.as_deref().unwrap_or_default().contains("variables and files are gone"), "{next:?}");
 }
 
 #[tokio::test(start_paused = true)]

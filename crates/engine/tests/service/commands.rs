@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use engine::op::{Command, ContextSelector, NewContext, RunCommand, RunOutcome, Target};
-use engine::{EngineError, Op, Outcome};
+use engine::{EngineConfig, EngineError, Op, Outcome};
 use proto::{Ended, Language};
 use testkit::fake::FakeBackend;
 use tokio::time::Instant;
 
 use crate::support::*;
+
+/// A realm in which commands run beside cells and beside each other.
+fn side_by_side() -> EngineConfig {
+    agentrun(|realm| (realm.one_run_at_a_time, realm.runs_at_once) = (false, 10))
+}
 
 #[tokio::test(start_paused = true)]
 async fn each_end_of_a_command_is_told_apart() {
@@ -93,7 +98,7 @@ async fn without_bash_a_line_for_it_runs_in_the_plain_shell() {
 #[tokio::test(start_paused = true)]
 async fn commands_run_beside_cells_and_beside_each_other() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, agentrun(|realm| realm.runs_at_once = 10)).await;
+    let engine = engine_with(&backend, side_by_side()).await;
     let id = create(&engine, "a").await;
     let cell = spawn_run(&engine, call(), &id, "sleep 20000");
     begun(&backend, "sleep 20000").await;
@@ -110,11 +115,56 @@ async fn commands_run_beside_cells_and_beside_each_other() {
     assert!(matches!(info, Ok(Outcome::Contexts(all)) if !all[0].busy), "both have ended");
 }
 
+#[tokio::test(start_paused = true)]
+async fn where_one_run_goes_at_a_time_a_command_waits_for_a_cell() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let cell = spawn_run(&engine, call(), &id, "sleep 2000\nwrite f from the cell");
+    begun(&backend, "sleep 2000\nwrite f from the cell").await;
+    let read = ran(engine.execute(&call(), command_op(&id, "read f")).await);
+    assert_eq!(text(&read.stdout), "from the cell");
+    assert_eq!(ran(cell.await.unwrap()).end, RunOutcome::Ok);
+}
+
+/// Each memory kill explains the end of one run.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_killed_by_hand_is_not_called_out_of_memory_because_another_was() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, side_by_side()).await;
+    let id = create(&engine, "a").await;
+    let by_hand = spawn_op(&engine, &call(), command_op(&id, "sleep 3000\ndie 9"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    backend.set_oom_kills(1);
+    let for_memory = ran(engine.execute(&call(), command_op(&id, "die 9")).await);
+    assert!(matches!(for_memory.end, RunOutcome::OutOfMemory { .. }), "{:?}", for_memory.end);
+    let killed = RunOutcome::Ended { how: Ended::Signaled { signal: 9 } };
+    assert_eq!(ran(by_hand.await.unwrap()).end, killed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_does_not_wait_longer_than_its_timeout_for_a_sandbox_that_another_run_makes() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, side_by_side()).await;
+    let id = create(&engine, "a").await;
+    (0..backend.created()).for_each(|number| backend.kill(number));
+    backend.slow_down(Duration::from_secs(20), Duration::ZERO);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let first = spawn_op(&engine, &call(), command_op(&id, "print first"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (before, timeout) = (Instant::now(), Duration::from_secs(2));
+    let second = RunCommand { timeout: Some(timeout), ..shell(existing(&id), "print second") };
+    let refused = engine.execute(&call(), Op::RunCommand(second)).await;
+    assert_eq!((refused, before.elapsed().as_secs()), (Err(EngineError::Busy(timeout)), 2));
+    assert_eq!(text(&ran(first.await.unwrap()).stdout), "first\n");
+    assert!(!backend.runs().contains(&"print second".to_owned()));
+}
+
 /// The lost sandbox of one run may have been replaced by another run before the first one ends.
 #[tokio::test(start_paused = true)]
 async fn runs_that_lose_their_sandbox_together_leave_its_successor_alone() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, agentrun(|realm| realm.runs_at_once = 10)).await;
+    let engine = engine_with(&backend, side_by_side()).await;
     let id = create(&engine, "a").await;
     let (cell, command) = (
         spawn_run(&engine, call(), &id, "sleep 50000"),

@@ -363,6 +363,7 @@ mod tests {
             ("timeout = 7200", 7200, 14_400),
             ("timeout = 60\nmax_timeout = \"2h\"\nmax_background = \"24h\"", 7200, 86_400),
             ("max_timeout = 90\nmax_background = 70", 90, 70),
+            ("timeout = 20\nmax_timeout = 30\nmax_background = 10", 30, 10),
         ] {
             let config = config(&format!("[dialect.sandpool]\n{settings}"));
             let options = options_of(&config, dialect(&config));

@@ -401,8 +401,13 @@ impl DialectLimits {
         let key = |name: &str| format!("dialect.{dialect}.{name}");
         let memory_mb = effective.get(&key("memory_mb"))?;
         let timeout = effective.time(&key("timeout"))?;
+        // A longest time that the operator did not set is at least the time of a run that asks for none.
+        let longest = |key: &str| match effective.strength(key) {
+            0 => effective.time(key).map(|time| time.max(timeout)),
+            _ => effective.time(key),
+        };
         let longest = match settings::find(&key("max_timeout")) {
-            Some(_) => Some((effective.time(&key("max_timeout"))?, effective.time(&key("max_background"))?)),
+            Some(_) => Some((longest(&key("max_timeout"))?, longest(&key("max_background"))?)),
             None => None,
         };
         if longest.is_some_and(|(longest, _)| longest < timeout) {

@@ -427,6 +427,12 @@ mod tests {
     }
 
     #[test]
+    fn a_longest_time_below_the_usual_one_is_refused() {
+        let said = refused("[dialect.sandpool]\nmax_timeout = 30\n");
+        assert!(said.contains("is less than `dialect.sandpool.timeout`"), "{said}");
+    }
+
+    #[test]
     fn a_setting_without_effect_is_refused() {
         for (key, file) in [
             ("pool_size", "[dialect.conversation]\npool_size = 60"),

@@ -184,14 +184,14 @@ fn rich_results_files_and_languages() {
 
 #[test]
 fn every_bad_end_of_a_cell_is_told_apart_and_the_next_call_works() {
-    let mut s = start("ends", "[dialect.agentrun]\ntimeout = 2\nmemory_mb = 512\n");
+    let mut s = start("ends", "[dialect.agentrun]\ntimeout = 5\nmemory_mb = 512\n");
     let py = s.create(json!({"name": "py"}));
     let last = |r: &ToolResult| r.field("stderr").trim_end().lines().last().unwrap_or_default().to_owned();
 
     // interrupted: variables kept
     s.print(&py, "kept = 1");
     let r = s.run(&py, "while True: pass");
-    assert!(last(&r).contains("2 s") && last(&r).contains("kept"), "{}", r.field("stderr"));
+    assert!(last(&r).contains("5 s") && last(&r).contains("kept"), "{}", r.field("stderr"));
     assert_eq!(s.print(&py, "kept"), "1\n");
 
     // not to be interrupted: killed, and said

@@ -343,6 +343,7 @@ fn refusal(state: &StateDir, variables: &[(&str, &str)]) -> String {
     command.arg("serve").env("SANDPOOL_STATE_DIR", state.0.join("state")).env("SANDPOOL_CONFIG", "/dev/null");
     // Ours, not the program's: it would wonder about them.
     command.env_remove("SANDPOOL_TEST_PYTHON").env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_HOSTILE");
+    command.env_remove("SANDPOOL_HOSTILE_REPORT");
     let ended = command.envs(variables.iter().copied()).output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert!(!ended.status.success(), "{said}");

@@ -101,7 +101,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if method == "POST" || !body.is_empty() {
             head += &format!("content-length: {}\r\n", body.len());
         }
-        self.write(&[head.as_bytes(), b"\r\n", body].concat()).await
+        match self.write(&[head.as_bytes(), b"\r\n", body].concat()).await {
+            // The server may answer before it has read everything, and close the connection.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written,
+        }
     }
 
     pub async fn ask(
