@@ -62,7 +62,7 @@ fn files_are_edited_and_searched_where_code_finds_them() {
     // The quota holds for edits, and the old content stays whole.
     command(&mut client, "head -c 100M /dev/zero > filler || true");
     let full = bad(&mut client, "edit_file", edit("src/a.py", "return 2", &"z".repeat(1 << 20)));
-    assert!(full.starts_with("No space is left in the context"), "{full}");
+    assert!(full.starts_with("No space is left. The disk of the context has 64 MB"), "{full}");
     assert_eq!(command(&mut client, "rm filler; cat src/a.py; ls -A src"), "def f():\n    return 2\na.py\n");
 
     let found = good(&mut client, "search_files", json!({ "text": "def f" }));

@@ -158,7 +158,7 @@ const PYTHON: &[Row] = &[
     row("G27", "import multiprocessing as m\np = m.Pool(2)\nprint(p.map(abs, [-1, -2]))", Out("[1, 2]")),
     row(
         "G31",
-        "import os\nprint('env', [k for k in os.environ if 'TOKEN' in k or 'SANDPOOL' in k and k != 'SANDPOOL_PACKAGES'])\ntry: print(open('/proc/1/environ').read())\nexcept OSError as e: print('refused', e.errno)",
+        "import os\nprint('env', [k for k in os.environ if 'TOKEN' in k or 'SANDPOOL' in k and k[9:] not in ('PACKAGES', 'CHROMIUM', 'ADDED')])\ntry: print(open('/proc/1/environ').read())\nexcept OSError as e: print('refused', e.errno)",
         Out("env []"),
     ),
     row(

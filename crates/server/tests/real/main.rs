@@ -1,6 +1,7 @@
 //! The built binary in real sandboxes, over stdio and HTTP. One test binary; few servers, since each start fills a pool.
 //! Needs the runtimes of `sandpool setup` (`make test` prepares them).
 
+mod a_day;
 mod browser_answers;
 mod browser_files;
 mod browser_hostile;

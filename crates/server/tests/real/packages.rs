@@ -113,5 +113,5 @@ fn without_a_network_pip_says_so() {
     let mut server = Server { client, port: 0 };
     let context = server.context();
     let refused = server.python(&context, "%pip install tinypack");
-    has(&refused, &["this sandbox has no network", "network.default", "No matching distribution found for tinypack"]);
+    has(&refused, &["Network access is off", "network.default", "No matching distribution found for tinypack"]);
 }
