@@ -12,7 +12,8 @@ import urllib.request
 
 TOOLS = [
     "run_code", "run_command", "wait_run", "cancel_run", "create_context", "list_contexts", "stop_context",
-    "read_file", "write_file", "list_files", "browser_open", "browser_act", "browser_snapshot", "browser_screenshot",
+    "read_file", "write_file", "list_files", "edit_file", "search_files", "upload_link",
+    "browser_open", "browser_act", "browser_snapshot", "browser_screenshot",
 ]  # fmt: skip
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nprint('drawn')"
 TABLE = "n,square\n1,1\n2,4\nüber,∞\n"
