@@ -25,8 +25,10 @@ const EXTRAS_LOCK: &str = include_str!("../pinned/node-packages/package-lock.jso
 const OLDEST: u32 = 22;
 /// Size of the download of the pinned Node and npm.
 pub(crate) const MEGABYTES: u32 = 56;
-/// Options for every call of npm: no script of a package runs, and nothing is said or sent that nobody asked for.
-const QUIET: [&str; 5] = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
+/// Options for every call of npm: no script of a package runs, no repository is fetched whose own configuration could
+/// name a program to run, and nothing is said or sent that nobody asked for.
+const QUIET: [&str; 6] =
+    ["--ignore-scripts", "--git=/bin/false", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
 
 #[derive(Debug, Clone)]
 pub enum Node {

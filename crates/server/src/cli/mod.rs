@@ -109,7 +109,8 @@ fn dispatch(cli: Cli) -> CommandResult {
     for (name, nearest) in Environment::misspelt() {
         tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
     }
-    let context = CommandEnv { config, environment: sources.environment.for_runtimes() };
+    let environment = sources.environment.for_runtimes(&config.mounts);
+    let context = CommandEnv { config, environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
         Command::Serve(args) => serve::main(args, context),

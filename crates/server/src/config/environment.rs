@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use runtimes::HostEnvironment;
 
-use super::nearest;
 use super::settings::{Fallback, SETTINGS};
+use super::{MountConfig, nearest};
 
 /// Variables that are not settings, but say where things are.
 const PLACES: &[(&str, &str)] = &[
@@ -119,9 +119,15 @@ impl Environment {
     }
 
     /// Returns the part of the environment that a set-up of the runtimes needs.
-    pub(crate) fn for_runtimes(&self) -> HostEnvironment {
+    pub(crate) fn for_runtimes(&self, mounts: &[MountConfig]) -> HostEnvironment {
         let handed_on = HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?.to_owned()))).collect();
-        HostEnvironment { home: self.home().map(Path::to_owned), path: self.path(), handed_on }
+        // No program is started from a directory that code can change.
+        let writable = |dir: &PathBuf| {
+            let dir = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+            mounts.iter().any(|mount| !mount.volume.read_only && dir.starts_with(&mount.volume.host))
+        };
+        let path = self.path().into_iter().filter(|dir| !writable(dir)).collect();
+        HostEnvironment { home: self.home().map(Path::to_owned), path, handed_on }
     }
 }
 
@@ -202,5 +208,22 @@ mod tests {
         assert_eq!(env.xdg("DATA", ".local/share"), Some(PathBuf::from("/home/u/.local/share")));
         assert_eq!(env.get("SANDPOOL_LOG"), None);
         assert_eq!(env.path(), [PathBuf::from("/bin")]);
+    }
+
+    #[test]
+    fn no_program_is_taken_from_a_directory_that_code_can_write() {
+        let env = Environment::of(&[("PATH", "/nowhere/project/.venv/bin:/nowhere/tools:/nowhere/projects/bin")]);
+        let mount = |read_only| MountConfig {
+            volume: engine::op::SharedVolume {
+                host: "/nowhere/project".into(),
+                inside: "/workspace".into(),
+                read_only,
+            },
+            dialects: vec![],
+            tenants: vec![],
+        };
+        let safe = ["/nowhere/tools", "/nowhere/projects/bin"].map(PathBuf::from);
+        assert_eq!(env.for_runtimes(&[mount(false)]).path, safe);
+        assert_eq!(env.for_runtimes(&[mount(true)]).path.len(), 3);
     }
 }

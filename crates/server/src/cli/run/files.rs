@@ -68,7 +68,7 @@ pub(super) async fn save(
     };
     std::fs::create_dir_all(dir).map_err(|error| Failed(format!("cannot create `{}`: {error}", dir.display())))?;
     let left_out = listing.total.saturating_sub(listing.entries.len() as u64);
-    for entry in listing.entries.iter().filter(|entry| entry.kind == FileKind::File) {
+    for entry in listing.entries.iter().filter(|entry| entry.kind == FileKind::File && may_be_saved(&entry.path)) {
         let shown = dir.join(&entry.path).display().to_string().escape_debug().to_string();
         let wrong = |why: &str| Failed(format!("cannot write `{shown}`: {why}"));
         let file = engine.open_file(&listing.key, &entry.path).await?;
@@ -85,7 +85,14 @@ pub(super) async fn save(
                 continue;
             }
         }
-        let mut saved = create(dir, &entry.path).map_err(|error| wrong(&error.to_string()))?;
+        let mut saved = match create(dir, &entry.path) {
+            Ok(saved) => saved,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                output::error(&format!("sandpool: {shown} is there already and was not replaced"));
+                continue;
+            }
+            Err(error) => return Err(wrong(&error.to_string())),
+        };
         let mut offset = 0;
         while offset < file.size {
             let part = file.read(offset, u64::MAX).await?;
@@ -103,8 +110,13 @@ pub(super) async fn save(
     Ok(())
 }
 
-/// Creates a file below `dir`, with its directories. The sandbox chose the path, so that it may neither leave `dir` nor
-/// follow a link that is there already.
+/// Returns whether a file may be saved. Version control runs programs that are named in its own files.
+fn may_be_saved(path: &str) -> bool {
+    !path.split('/').any(|name| [".git", ".hg", ".svn"].iter().any(|own| name.eq_ignore_ascii_case(own)))
+}
+
+/// Creates a new file below `dir`, with its directories. The sandbox chose the path, so that it may neither leave `dir` nor
+/// replace or follow what is there already.
 fn create(dir: &Path, path: &str) -> std::io::Result<File> {
     let names: Option<Vec<_>> = Path::new(path)
         .components()
@@ -125,7 +137,7 @@ fn create(dir: &Path, path: &str) -> std::io::Result<File> {
         }
         at = openat(&at, *parent, directory | OFlags::NOFOLLOW, Mode::empty())?;
     }
-    let new = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(openat(&at, *name, new, Mode::from_raw_mode(0o666))?))
 }
 
@@ -143,8 +155,10 @@ mod tests {
         let out = dir.0.join("out");
         std::fs::create_dir(&out).unwrap();
         create(&out, "a/b/c.txt").unwrap().write_all(b"new").unwrap();
-        create(&out, "a/b/c.txt").unwrap().write_all(b"newer").unwrap();
-        assert_eq!(std::fs::read_to_string(out.join("a/b/c.txt")).unwrap(), "newer");
+        let again = create(&out, "a/b/c.txt").unwrap_err();
+        assert_eq!(again.kind(), std::io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(out.join("a/b/c.txt")).unwrap(), "new");
+        assert!(may_be_saved("a/.gitignore") && !may_be_saved("sub/.git/config") && !may_be_saved(".Hg/hgrc"));
         symlink(&outside, out.join("link")).unwrap();
         symlink(&dir.0, out.join("up")).unwrap();
         for path in ["../outside", "/etc/passwd", "a/../../outside", "link", "up/outside", "", ".", "a"] {
