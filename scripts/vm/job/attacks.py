@@ -183,7 +183,7 @@ def interpreters():
                 spaces = next(line for line in status if line.startswith("NSpid:")).split()[1:]
         except (OSError, StopIteration):
             continue
-        if b"/runtimes/python-" in words.split(b"\0")[0] and len(spaces) == 1:
+        if words.split(b"\0")[0] == b"/opt/sandpool/runtime/bin/python" and len(spaces) == 1:
             found[int(spaces[0])] = words.replace(b"\0", b" ").decode(errors="replace")[:80]
     return found
 
