@@ -89,7 +89,7 @@ impl Default for EngineConfig {
             queue_wait: Duration::from_secs(30),
             queue_length: 100,
             shutdown_grace: Duration::from_secs(30),
-            ready_wait: Duration::from_secs(10),
+            ready_wait: Duration::from_secs(30),
             start_timeout: Duration::from_secs(60),
             ready_max: 64,
             ready_memory_bytes: 512 * MB,
