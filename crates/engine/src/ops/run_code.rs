@@ -195,9 +195,7 @@ impl OpContext {
             let Some(sandbox) = context.live_sandbox() else { return };
             let stats = sandbox.stats().await;
             let mut state = context.state.lock().await;
-            if !delay.is_zero() {
-                state.oom_query_scheduled = false;
-            }
+            state.oom_query_scheduled = false;
             if let Some(stats) = stats.filter(|_| state.sandbox.as_ref().is_some_and(|now| Arc::ptr_eq(now, &sandbox)))
             {
                 state.oom_kills = state.oom_kills.max(stats.oom_kills);
