@@ -1,17 +1,14 @@
 //! `sandpool run`: what a program gets from the command line, and what it leaves.
 
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
-use testkit::host::StateDir;
+use crate::support::{StateDir, program};
 
 /// Runs the command with this standard input.
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn run(state: &StateDir, stdin: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    let mut command = program();
     command.arg("run").arg("--state-dir").arg(state.0.join("state")).args(arguments);
-    // The server warns about variables that it does not know.
-    command.env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_TEST_PYTHON");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();

@@ -18,11 +18,22 @@ pub fn stdio(state: &Path, settings: &str) -> Command {
     stdio_of("agentrun", state, settings)
 }
 
+/// The binary under test, without the variables of the test run. The program would warn about those.
 #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+pub fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("SANDPOOL_")) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 pub fn stdio_of(dialect: &str, state: &Path, settings: &str) -> Command {
     let config = state.join("sandpool.toml");
     std::fs::write(&config, settings).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    let mut command = program();
     command.args(["stdio", "--dialect", dialect, "--config"]).arg(config).arg("--state-dir").arg(state.join("state"));
     command
 }

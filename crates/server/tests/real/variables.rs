@@ -4,7 +4,6 @@ use std::fs::Permissions;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
@@ -15,7 +14,7 @@ use testkit::host::StateDir;
 use testkit::http::{Account, Mcp};
 
 use crate::serve::{Serve, TOKEN, eventually, free_port};
-use crate::support::stdio_of;
+use crate::support::{program, stdio_of};
 
 fn with_host<'a>(host: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&[("host", host)], more].concat()
@@ -337,13 +336,9 @@ fn interpreters_are_forks_of_one_that_has_imported_what_it_is_told() {
 }
 
 /// What it says and how it ends, when it does not come to serving.
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn refusal(state: &StateDir, variables: &[(&str, &str)]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    let mut command = program();
     command.arg("serve").env("SANDPOOL_STATE_DIR", state.0.join("state")).env("SANDPOOL_CONFIG", "/dev/null");
-    // Ours, not the program's: it would wonder about them.
-    command.env_remove("SANDPOOL_TEST_PYTHON").env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_HOSTILE");
-    command.env_remove("SANDPOOL_HOSTILE_REPORT");
     let ended = command.envs(variables.iter().copied()).output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert!(!ended.status.success(), "{said}");
