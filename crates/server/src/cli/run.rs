@@ -34,7 +34,7 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -] [-- ARGUMENT...]")]
 pub(crate) struct Args {
-    /// File to run; `-` or no file reads standard input
+    /// File to run; with `-` or no file, the code is read from standard input
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// Code to run
