@@ -262,7 +262,7 @@ class Inspector(Command):
 
     def cancelled(self, tool, arguments, begun):
         if self.place.era == "modern":
-            raise Impossible("it declares tasks, so that a long call becomes one, and ends without cancelling it")
+            raise Impossible("it declares tasks, so a long call becomes a task, and it exits without cancelling the task")
         super().cancelled(tool, arguments, begun)
 
 
@@ -327,5 +327,5 @@ class McPorter(Command):
 
     def cancelled(self, tool, arguments, begun):
         if not self.place.url:
-            raise Impossible("its daemon goes on with the call; only a time-out ends it, and with it the server")
+            raise Impossible("its daemon continues the call; only a time-out ends the call, and the server with it")
         super().cancelled(tool, arguments, begun)

@@ -114,7 +114,7 @@ class Story:
 
     def needs_one_server(self):
         if not self.client.one_server:
-            raise Impossible("every call of this client starts a server of its own, with nothing in it")
+            raise Impossible("each call of this client starts a new server, which has no context")
 
     def list(self):
         tools = self.client.list()

@@ -1,9 +1,9 @@
 //! Pages from the sandbox's workspace. The browser may not read these files; the guest reads them for the driver, and
 //! only below the directory of the page that the client opened last.
 //!
-//! The page gets an origin of its own with a name that no other page can guess. The browser asks the driver for every
-//! request to that name (DevTools' `Fetch` domain) in place of the network. The driver answers only the page itself:
-//! what another origin requests is refused, even if it has learned the name.
+//! The page gets a separate origin with a name that no other page can guess. The browser sends every request to that
+//! name to the driver (DevTools' `Fetch` domain) in place of the network. The driver answers only the page itself and
+//! refuses requests of other origins, even of one that has learned the name.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -78,7 +78,7 @@ impl Served {
         while filled < random.len() {
             filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())?;
         }
-        // One label below the top-level domain: the name is a site of its own, which shares no cookies with another.
+        // With one label below the top-level domain, the name is a separate site, which shares no cookies with another.
         let host = format!("workspace-{:032x}.internal", u128::from_le_bytes(random));
         Ok(Self { host, directory: directory.to_owned() })
     }

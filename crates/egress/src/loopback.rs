@@ -2,7 +2,7 @@
 //!
 //! Inside a sandbox they have the name [`NAME`], because `localhost` is there the sandbox itself. The servers behind
 //! them are usually development servers, which refuse every `Host` and `Origin` but their own. The proxy therefore
-//! writes requests as if they came from a browser on the host, and turns the addresses in the answers back.
+//! writes requests as if they came from a browser on the host, and changes the addresses in the answers back.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,13 +22,14 @@ pub(crate) const LOCALHOST: &str = "localhost";
 const OWN_NAMES: [&str; 3] = [LOCALHOST, "127.0.0.1", "[::1]"];
 const SCHEMES: [&str; 2] = ["http://", "https://"];
 
-/// Turns the sandbox's name of the host into the host's own, where a request says which page it comes from. Other
-/// pages stay as they are, so that a server on the host can still refuse requests that they cause.
+/// Replaces the sandbox's name of the host with `localhost` in the headers that name the page behind a request. Names
+/// of other pages stay as they are, so that a server on the host can still refuse requests of these pages.
 pub(crate) fn rewrite_request(headers: &mut HeaderMap) {
     rename(headers, &[header::ORIGIN, header::REFERER], &[NAME], LOCALHOST);
 }
 
-/// Turns the host's own names into the sandbox's, where an answer says which page comes next or may read it.
+/// Replaces the host's own names with the sandbox's name of the host in the headers of an answer that name the next
+/// page, or the page that may read the answer.
 pub(crate) fn rewrite_response(headers: &mut HeaderMap) {
     rename(headers, &[header::LOCATION, header::ACCESS_CONTROL_ALLOW_ORIGIN], &OWN_NAMES, NAME);
 }

@@ -260,7 +260,7 @@ impl Rules {
     /// Checks whether the port is open for this host, and returns the kind of entry that opened it.
     fn opened(&self, host: &Host, port: u16) -> Result<PortRule, DenyReason> {
         let this_host = host.is_this_host();
-        // The loopback of this host has to be named itself: who allows `*` means other hosts.
+        // The loopback of this host has to be listed explicitly: `*` stands for other hosts only.
         let means = |entry: &&Pattern| entry.means(host) && entry.is_this_host() == this_host;
         let mut named = false;
         for entry in self.allow.iter().filter(means) {

@@ -144,7 +144,7 @@ pub(crate) struct CellTurn {
     occupant: Arc<Mutex<Option<Occupant>>>,
 }
 
-/// The run that has a turn, for those who wait for it.
+/// The run that has a turn, for the answers of calls that wait for it.
 #[derive(Clone)]
 pub(crate) struct Occupant {
     /// Id of a background run.

@@ -1,8 +1,8 @@
 //! Links for uploads. Such a link permits writing one file to one path of one context, once and for a short time.
 //!
 //! The address of a link is an HMAC over the context's key (which covers tenant, realm and context), the path, the size
-//! limit, the expiry time and a random number. Only links that this engine made are accepted, and each of them becomes
-//! useless with the first upload that succeeds, whoever holds it.
+//! limit, the expiry time and a random number. The engine accepts only links that it made itself, and each of them only
+//! until the first upload succeeds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -98,7 +98,7 @@ impl UploadLinks {
         grants.retain(|_, grant| now < grant.until + MEMORY);
         let of_tenant = grants.iter().filter(|(_, grant)| grant.tenant == *tenant);
         if of_tenant.clone().count() >= MAX_LINKS {
-            // What nobody can use any more makes room first.
+            // Links that are used or expired make room first.
             let useless = of_tenant.filter(|(_, grant)| grant.state == GrantState::Used || grant.until <= now);
             let oldest = useless.min_by_key(|(_, grant)| grant.until).map(|(id, _)| id.clone());
             let full = || EngineError::OverLimit { what: "upload_links", limit: MAX_LINKS.to_string() };
@@ -122,7 +122,7 @@ impl UploadLinks {
         usable(&lock(&self.0), id)
     }
 
-    /// Takes the link for one upload. Of several at once, one gets it.
+    /// Takes the link for one upload. If several uploads begin at the same time, only one of them gets it.
     fn take(&self, id: &str) -> Result<Grant, UploadRefusal> {
         let mut grants = lock(&self.0);
         let grant = usable(&grants, id)?;
@@ -147,7 +147,7 @@ fn usable(grants: &HashMap<String, Grant>, id: &str) -> Result<Grant, UploadRefu
     }
 }
 
-/// A link that was taken. Unless it was used, it is open again when this is dropped.
+/// A link that was taken. Dropping this value opens the link again, unless it was used.
 struct Claim {
     inner: Arc<Inner>,
     id: String,

@@ -1,5 +1,5 @@
-//! Workspaces that outlive their sandboxes: those of named contexts, in realms where the operator wants that. Each is a
-//! kept volume with a quota, an owner and a lifetime, and one sandbox at a time has it.
+//! Workspaces that outlive their sandboxes. Named contexts have them in realms for which the operator sets `persist`.
+//! Each is a kept volume with a quota, an owner and a lifetime, and one sandbox at a time has it.
 
 use std::time::Duration;
 
@@ -14,14 +14,16 @@ use crate::provision::{Provisioner, Shape};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::tenancy::Tenancy;
 
-/// How long a context waits for its workspace while an earlier sandbox of it ends.
+/// Maximum time that a context waits for its workspace while an earlier sandbox with it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two attempts to get the workspace.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Message of the first run in a context whose workspace was there before.
 pub(crate) const OPENED_AGAIN: &str =
     "[the context was opened again: variables are gone; files in /workspace and installed packages are kept]";
 
+/// Returns whether a kept volume with this name is a workspace.
 pub(crate) fn is_workspace(volume: &str) -> bool {
     volume.starts_with(WORKSPACE_PREFIX)
 }
@@ -42,7 +44,8 @@ pub(crate) fn volume_of(secret: &[u8; 32], tenancy: &Tenancy, context: &str) -> 
 }
 
 impl Inner {
-    /// Returns whether the workspace exists. A new one is refused if the tenant has as many as it may have contexts.
+    /// Returns whether the workspace exists. Fails if it would be a new one and the tenant already has `max_contexts`
+    /// workspaces.
     pub(crate) async fn has_workspace(&self, tenancy: &Tenancy, volume: &KeptVolume) -> Result<bool, EngineError> {
         let failed = |error: BackendError| EngineError::CreateFailed(SandboxFailure::from(error).public);
         let all = self.registry.backend().kept().await.map_err(failed)?;
@@ -61,7 +64,7 @@ impl Inner {
         Ok(false)
     }
 
-    /// Deletes workspaces that were unused for too long. Those in use are refused by the back end.
+    /// Deletes workspaces that were unused for too long. The back end refuses to delete one that is in use.
     pub(crate) async fn sweep_workspaces(&self, persist: KeptConfig) {
         let backend = self.registry.backend();
         let all = match backend.kept().await {
@@ -79,7 +82,7 @@ impl Inner {
 }
 
 impl Provisioner {
-    /// Creates a sandbox, and waits if an earlier one has its workspace.
+    /// Creates a sandbox. Waits while an earlier sandbox has its workspace.
     pub(crate) async fn create_with_workspace(
         &self,
         shape: &Shape,

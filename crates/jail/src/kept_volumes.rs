@@ -1,5 +1,5 @@
 //! This module manages kept volumes: volumes that outlive their sandboxes and are found by name, such as the `/data` of
-//! a conversation.
+//! a conversation or the workspace of a named context.
 //!
 //! As root they are images in the state directory and persist. A new image gets its name only when its sandbox runs, so
 //! that a creation that fails leaves nothing behind. Where images cannot be used, volumes are in memory, mounted in the
@@ -56,7 +56,8 @@ pub struct KeptWorkspace {
     pub packages: PathBuf,
 }
 
-/// Whose workspace a volume is. It is written beside the image, for those who list them.
+/// The owner of a workspace. A file beside the image contains it, so that `sandpool workspace` can list workspaces
+/// without a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceOwner {
     pub tenant: String,
@@ -79,9 +80,9 @@ pub struct KeptVolumeRecord {
 pub struct StoredWorkspace {
     pub name: String,
     pub owner: WorkspaceOwner,
-    /// Most bytes that it may hold.
+    /// Maximum number of bytes that the workspace may hold.
     pub quota_bytes: u64,
-    /// Bytes that it takes on the disk.
+    /// Number of bytes that the image takes on the disk.
     pub used_bytes: u64,
     /// Time of the last use, in seconds since 1970.
     pub last_used: u64,

@@ -219,8 +219,8 @@ pub const HOST_UID: &str = "host uid per sandbox";
 
 fn identity(mode: Mode) -> Fact {
     let (own, why, hint) = match mode {
-        Mode::Root => (true, "root: every sandbox has a host uid of its own", ""),
-        Mode::Sub => (true, "sub: every sandbox has a subordinate uid of its own", ""),
+        Mode::Root => (true, "root: every sandbox has a separate host uid", ""),
+        Mode::Sub => (true, "sub: every sandbox has a separate subordinate uid", ""),
         Mode::Single => (
             false,
             "single: sandboxes are your own user on the host, and share it",
@@ -315,7 +315,7 @@ fn cgroup_fact(layout: &Layout, controller: Controller) -> Fact {
         let why = match h.version {
             Version::V1 => format!("v1, below {}", h.base.display()),
             Version::V2 if layout.scope_to_come => {
-                "v2, in a scope of its own that systemd is asked for at the start".into()
+                "v2, in a scope that the server requests from systemd when it starts".into()
             }
             Version::V2 => format!("v2, below {}", h.base.display()),
         };
@@ -349,7 +349,7 @@ fn socket_buffers(layout: &Layout, boot: &str) -> Option<Fact> {
     let (on, why) = match memory.version {
         Version::V2 if !uncounted => (true, "counted with memory"),
         Version::V1 if memory.base.join(cgroup::SOCKET_LIMIT).exists() => {
-            (true, "limited to a quarter of memory, besides it")
+            (true, "limited to a quarter of the memory limit, in addition to it")
         }
         _ => (false, "not counted: sockets can hold memory beyond a sandbox's limit"),
     };
@@ -382,7 +382,7 @@ fn network_limits(mode: Mode) -> Fact {
     };
     let unset: Vec<String> = sys::NETWORK_LIMITS.iter().enumerate().filter_map(named).collect();
     let why = match &unset[..] {
-        [] => "what sockets hold and no cgroup counts is bounded".to_owned(),
+        [] => "memory of sockets that no cgroup counts is bounded".to_owned(),
         unset => format!(
             "{} cannot be set for a sandbox alone: its sockets can hold memory that no limit counts",
             unset.join(", ")

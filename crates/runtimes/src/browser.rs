@@ -148,7 +148,7 @@ impl InstalledBrowser {
     }
 }
 
-/// Returns whether this machine has fonts. A browser without fonts shows boxes in place of text.
+/// Returns whether this machine has fonts. Without them, a browser has only the font of the Python runtime.
 pub fn has_fonts() -> bool {
     fn any(dir: &Path, depth: usize) -> bool {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();

@@ -1,4 +1,5 @@
-//! Remembers what `sandpool setup` was asked for, so that servers and later set-ups prepare the same.
+//! Remembers the preset and the packages that `sandpool setup` was given, so that servers and later set-ups prepare the
+//! same.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,9 +17,9 @@ const NPM: &str = "npm:";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// What kernels need, with numpy, pandas, matplotlib and the like.
+    /// Contains what kernels need, with numpy, pandas, matplotlib and the like.
     Slim,
-    /// In addition tables, charts, machine learning and databases, and packages for JavaScript.
+    /// Contains `Slim`, packages for tables, charts, machine learning and databases, and packages for JavaScript.
     #[default]
     Data,
 }
@@ -45,7 +46,7 @@ pub(crate) struct Chosen {
     node: BTreeMap<String, String>,
 }
 
-/// What the runtimes have to contain, after the configuration and the choices.
+/// The content that the runtimes need according to the configuration and the choices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub preset: Preset,

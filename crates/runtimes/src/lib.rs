@@ -1,9 +1,9 @@
 //! Finds the language runtimes, or prepares them once with visible progress. Sandboxes then use them read-only and
 //! offline.
 //!
-//! `python`, `node` and `browser` know where each runtime comes from, `chosen` what it has to contain, `store` stores what
-//! was built (completely or not at all), and `kernel` defines how a sandbox starts them. The drivers belong to the guest. This crate reads no
-//! environment and no configuration; its caller passes both in.
+//! `python`, `node` and `browser` know where each runtime comes from, `chosen` remembers which packages it has to
+//! contain, `store` stores each runtime completely or not at all, and `kernel` defines how a sandbox starts it. The
+//! drivers belong to the guest. This crate reads no environment and no configuration; its caller passes both in.
 #![warn(unreachable_pub)]
 
 pub mod browser;
@@ -34,7 +34,7 @@ pub struct RuntimeConfig {
     /// Directory of the prepared runtimes.
     pub dir: PathBuf,
     pub python: Option<PathBuf>,
-    /// Preset that is stronger than the one a set-up has chosen.
+    /// Preset of the configuration, which overrides the one that a set-up has chosen.
     pub preset: Option<Preset>,
     /// Python packages besides those of the preset.
     pub packages: Vec<String>,
@@ -72,15 +72,15 @@ pub struct HostEnvironment {
     pub handed_on: Vec<(&'static str, OsString)>,
 }
 
-/// What `sandpool setup` was asked for. The choice of the preset and of packages lasts.
+/// The options of one `sandpool setup`. Later set-ups keep its choice of the preset and of packages.
 #[derive(Debug, Clone, Default)]
 pub struct SetupRequest {
-    /// Prepare again what is ready.
+    /// Whether to prepare runtimes again that are ready.
     pub force: bool,
     pub preset: Option<Preset>,
-    /// Packages to add: of Python, or of npm if the name begins with `npm:`.
+    /// Packages to add, for Python, or for JavaScript if the name begins with `npm:`.
     pub add: Vec<String>,
-    /// Packages that were added and are not needed any more.
+    /// Packages to remove, which an earlier set-up added.
     pub remove: Vec<String>,
 }
 
@@ -221,8 +221,8 @@ async fn prepare_node(setup: &Setup<'_>, force: bool) -> Result<Node, SetupError
     }
 }
 
-/// Returns the existing runtimes, verified. It downloads nothing, so that the start of a server can wait for it. Missing
-/// packages for JavaScript are no reason to download either.
+/// Returns the existing runtimes, verified. It downloads nothing, so that the start of a server can wait for it.
+/// Missing packages for JavaScript are no reason to download either.
 pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Prepared>, SetupError> {
     let wanted = Chosen::read(&config.dir)?.wanted(config);
     let python = async {

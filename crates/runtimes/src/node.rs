@@ -25,8 +25,8 @@ const EXTRAS_LOCK: &str = include_str!("../pinned/node-packages/package-lock.jso
 const OLDEST: u32 = 22;
 /// Size of the download of the pinned Node and npm.
 pub(crate) const MEGABYTES: u32 = 56;
-/// Options for every call of npm: no script of a package runs, no repository is fetched whose own configuration could
-/// name a program to run, and nothing is said or sent that nobody asked for.
+/// Options for every call of npm. With them npm runs no script of a package, fetches no repository whose own
+/// configuration could name a program to run, and sends or prints nothing that the installation does not need.
 const QUIET: [&str; 6] =
     ["--ignore-scripts", "--git=/bin/false", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
 
@@ -169,8 +169,8 @@ pub(crate) fn find_packages(config: &RuntimeConfig, wanted: &Wanted) -> Result<O
     runtime.verify().map(|()| Some(runtime))
 }
 
-/// Returns the packages for JavaScript, and installs them if they are not there: the pinned ones of the preset, then those
-/// that the operator added.
+/// Returns the packages for JavaScript, and installs them if they are not there: the pinned ones of the preset, then
+/// those that the operator added.
 pub(crate) async fn prepare_packages(setup: &Setup<'_>, force: bool) -> Result<Option<Runtime>, SetupError> {
     let Setup { config, wanted, env, progress, lock } = setup;
     let Some(recipe) = packages_recipe(wanted) else { return Ok(None) };

@@ -14,8 +14,8 @@ use super::process::Tool;
 use super::store::{self, Marker, Runtime};
 use super::{HostEnvironment, RuntimeConfig, Setup, SetupError};
 
-/// Supported versions with their package lists, in order of preference. The part up to the line of [`DATA`] is the list of
-/// the preset `slim`.
+/// Supported versions with their package lists, in order of preference. The part up to the line of [`DATA`] is the list
+/// of the preset `slim`.
 const LISTS: &[(&str, &str)] = &[
     ("3.13", include_str!("../pinned/python-3.13.txt")),
     ("3.12", include_str!("../pinned/python-3.12.txt")),
@@ -35,8 +35,9 @@ struct Interpreter {
     pip: bool,
 }
 
-/// Beginning of the line after which the packages come that only the preset `data` has. It says how much they are.
+/// Beginning of the line before the packages that only the preset `data` has. The line contains their size.
 const DATA: &str = "# data: ";
+/// Beginning of the line with the size of the other packages.
 const SLIM: &str = "# slim: ";
 
 const QUESTION: &str = include_str!("python/question.py");
@@ -52,8 +53,8 @@ const PACKAGES: &str = include_str!("python/packages.py");
 /// packages that the operator added.
 const SITE: &str = include_str!("python/site.py");
 
-/// Lines for the end of modules that draw text. They fall back to the font for Chinese, Japanese and Korean, whatever
-/// font families the code, a style or seaborn chooses.
+/// Lines for the end of modules that draw text. With them these modules fall back to the font for Chinese, Japanese and
+/// Korean, also if the code, a style or seaborn chooses other font families.
 const FALLBACK_FONTS: [(&str, &str); 2] = [
     ("matplotlib/font_manager.py", include_str!("python/matplotlib_font.py")),
     ("vl_convert/__init__.py", include_str!("python/vl_convert_font.py")),
@@ -67,15 +68,16 @@ const FONTCONFIG: &str = "share/fonts.conf";
 /// Pinned pip for the code in sandboxes, installed if the environment is created without pip.
 const PIP: &str = "pip==25.3 --hash=sha256:9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd\n";
 
-/// A prepared environment, and the packages that the operator added to it. The packages have a directory of their own, so
-/// that adding one changes nothing that a server uses.
+/// A prepared environment, and the packages that the operator added to it. The packages are in a separate directory, so
+/// adding one changes no file that a server uses.
 #[derive(Debug, Clone)]
 pub struct Python {
     pub base: Runtime,
     pub(crate) added: Option<Runtime>,
 }
 
-/// Returns the prepared environment that fits the configuration and the choices, if there is one. It is not verified yet.
+/// Returns the prepared environment that fits the configuration and the choices, if there is one. It is not verified
+/// yet.
 pub async fn find(config: &RuntimeConfig) -> Result<Option<Python>, SetupError> {
     let wanted = Chosen::read(&config.dir)?.wanted(config);
     let Some(base) = find_base(config, &wanted).await else { return Ok(None) };
@@ -280,7 +282,8 @@ async fn finish(dir: &Path, version: &str, setup: &Setup<'_>) -> Result<BTreeMap
     packages_in(&report)
 }
 
-/// Writes the configuration of fontconfig and the cache of the font, which otherwise every start of a browser would make.
+/// Writes the configuration of fontconfig and the cache of the font. Without the cache, every start of a browser would
+/// build it.
 async fn offer_font(dir: &Path, site: &Path, env: &HostEnvironment) -> Result<(), SetupError> {
     let (path, cache) = (dir.join(FONTCONFIG), dir.join("share/fontconfig-cache"));
     fs::create_dir_all(&cache).map_err(SetupError::io(&cache))?;
@@ -298,8 +301,8 @@ async fn offer_font(dir: &Path, site: &Path, env: &HostEnvironment) -> Result<()
     Ok(())
 }
 
-/// Compiles what is in `site`. The tests of the packages, a third of all files, are left out. Some files are not meant to
-/// compile; those that matter are imported by [`CHECK`].
+/// Compiles what is in `site`. The tests of the packages, a third of all files, are left out. Some files are not meant
+/// to compile; those that matter are imported by [`CHECK`].
 async fn compile(python: &Path, site: &Path, env: &HostEnvironment) {
     let compile = ["-I", "-m", "compileall", "-q", "-j", "0", "-x", "/tests/", "--invalidation-mode", "unchecked-hash"];
     let _ = tool("python -m compileall", python, env).args(compile).args([site]).run(|_| ()).await;
@@ -314,7 +317,8 @@ fn site_of(dir: &Path, version: &str) -> PathBuf {
     dir.join(format!("lib/python{}/site-packages", short(version)))
 }
 
-/// Returns the `pip` of the environment in `dir`, or that of the interpreter `outside`, with what every installation needs.
+/// Returns the `pip` of the environment in `dir`, or of the interpreter `outside`, with the options of every
+/// installation.
 fn pip(outside: Option<&Path>, dir: &Path, env: &HostEnvironment) -> Tool {
     let inside = dir.join("bin/python");
     let pip = match outside {
@@ -435,7 +439,7 @@ fn list_for(version: &str, preset: Preset) -> Option<&'static str> {
     }
 }
 
-/// Returns the size of what a preset downloads, for the version where it is largest.
+/// Returns the size of the download of a preset in megabytes, for the version of Python for which it is largest.
 pub(crate) fn megabytes(preset: Preset) -> u32 {
     let parts: &[&str] = match preset {
         Preset::Slim => &[SLIM],

@@ -47,7 +47,7 @@ impl Act<'_> {
         self.navigate(url).await
     }
 
-    /// Opens a file of the workspace under an origin of its own.
+    /// Opens a file of the workspace under a separate origin.
     pub(crate) async fn open_file(&mut self, path: &str) -> ActResult {
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         let served = Served::new(directory).map_err(|error| {

@@ -12,7 +12,7 @@ use super::{CommandEnv, CommandResult, Failed, output};
 use crate::journal::{self, VerifyReport};
 use crate::logging::escaped;
 
-/// Read the journal (who did what, and when), or check that nobody changed it
+/// Read the journal of calls (tenant, tool, time, outcome), or check that nobody changed it
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

@@ -33,8 +33,9 @@ use crate::logging::{self, LogFormat};
 #[derive(Debug, Parser)]
 #[command(name = "sandpool", version, max_term_width = 110, propagate_version = true)]
 #[command(
-    after_help = "Each setting can also stand in `sandpool.toml` or in the environment; `sandpool config` prints what is in effect and \
-                        where it came from.\nOn a new machine: `sandpool doctor` says what it can do, `sandpool setup` prepares the languages."
+    after_help = "Each setting can also be set in `sandpool.toml`, and those with `env` in the environment. `sandpool config` prints each \
+                        value and its source.\nOn a new machine, `sandpool doctor` reports what the machine can do, and `sandpool setup` \
+                        prepares the languages."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -1,4 +1,5 @@
-//! The directory for installed packages in a directory that contexts have as their workspace.
+//! Prepares the directory for packages that code installs, in a directory of the host that contexts have as their
+//! workspace.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -7,11 +8,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
-/// Where it is in the workspace.
+/// Path of the packages below the workspace.
 pub(super) const DIR: &str = ".sandpool/packages";
 
-/// Creates the directory, unless it exists, with the owner of the workspace, and returns its path. Code may have written
-/// to the workspace before, so this follows no symlink.
+/// Creates the directory, unless it exists, with the owner of the workspace, and returns its path. Code may have
+/// written to the workspace before, so this follows no symlink.
 pub(super) fn prepare(workspace: &Path) -> io::Result<PathBuf> {
     let mut parent = rustix::fs::open(workspace, FLAGS, Mode::empty())?;
     for (number, name) in DIR.split('/').enumerate() {
@@ -48,7 +49,8 @@ fn open_or_create(parent: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
     Ok((dir, true))
 }
 
-/// Gives a file the owner of another one. Only root has to, and may.
+/// Gives a file the owner of another one. Does nothing unless this process is root: files of other users already belong
+/// to the right owner.
 fn own_like(file: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());

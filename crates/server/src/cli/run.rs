@@ -28,12 +28,13 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 
 /// Run code in a sandbox
 ///
-/// The exit code is 0 on success, 1 after an uncaught error, what the code passed to exit(), 124 after a timeout, 130 after an
-/// interrupt, and 137 if the memory ran out. Standard input that is no terminal is the code's, unless it is the code itself.
+/// The exit code is 0 on success, 1 after an uncaught error, the argument of exit() if the code called it, 124 after a timeout, 130
+/// after an interrupt, and 137 if the memory ran out. With FILE or -c, the code can read the standard input of this command, unless
+/// that is a terminal. The code sees none of your files, except those that --file, --mount and --workspace give it.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -] [-- ARGUMENT...]")]
 pub(crate) struct Args {
-    /// File to run; `-` or no file reads standard input
+    /// File to run; with `-` or no file, the code is read from standard input
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// Code to run
@@ -42,16 +43,16 @@ pub(crate) struct Args {
     /// Language: `python`, `javascript`, `typescript` or `bash` [default: by the file's extension, else Python]
     #[arg(long, short = 'l', value_name = "LANGUAGE", value_parser = ProgramLanguage::parse)]
     language: Option<ProgramLanguage>,
-    /// Time limit in seconds [default: the dialect's timeout]
+    /// Time limit in seconds [default: `timeout` of the dialect, 60 for `sandpool`]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Save pictures and other rich displays as files into this directory
+    /// Save the pictures that the code displays (PNG, JPEG, SVG, PDF) in this directory
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
-    /// Copy this file into the code's directory, under its own name; can be repeated
+    /// Copy this file into the code's directory before the code runs; can be repeated
     #[arg(long = "file", value_name = "IN")]
     files: Vec<PathBuf>,
-    /// Copy the files that the code left in its directory into this one
+    /// Copy new and changed files from the code's directory to this one afterwards; existing files are not replaced
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Arguments of the code: `sys.argv[1:]`, `process.argv.slice(2)`, `"$@"`

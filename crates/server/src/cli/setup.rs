@@ -11,21 +11,21 @@ use super::{CommandEnv, CommandResult, Failed, block_on, output};
 
 /// Prepare Python and Node for sandboxes
 ///
-/// Installs a list of Python packages, pinned with hashes, for a Python of this machine (3.11 to 3.14). Uses this machine's Node if it is
-/// 22 or newer, else fetches Node 24 from npm. The first use of Sandpool does the same; afterwards no network is needed. If a
-/// set-up is interrupted, the next one starts over. Servers use what was chosen or added once they are started again.
+/// Installs packages, pinned with hashes, for a Python of this machine (3.11 to 3.14). With npm it installs packages for JavaScript, and
+/// Node 24 unless this machine has Node 22 or newer. The first start of a server does the same; afterwards no network is needed. If a
+/// set-up is interrupted, the next one starts over. A running server uses new packages after its next start.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Prepare again, even if everything is ready (stop running servers first)
     #[arg(long)]
     force: bool,
-    /// Pinned packages to install, from now on: `data` (the default) or `slim`
+    /// Pinned packages to install, now and in later set-ups: `data` (the default) or `slim`
     #[arg(long, value_name = "PRESET", value_parser = preset)]
     preset: Option<Preset>,
-    /// Add packages, from now on: `polars`, `polars==1.2.3`, or `npm:lodash` for JavaScript
+    /// Packages to add, now and in later set-ups: `polars`, `polars==1.2.3`, or `npm:lodash` for JavaScript
     #[arg(long, value_name = "NAME", num_args = 1..)]
     add: Vec<String>,
-    /// Leave out packages that were added
+    /// Packages to remove that `--add` added
     #[arg(long, value_name = "NAME", num_args = 1..)]
     remove: Vec<String>,
     /// Python interpreter (3.11 to 3.14) to build on

@@ -18,11 +18,13 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum WorkspaceCommand {
     List(List),
+    /// Print one workspace as JSON
     Show(Selection),
+    /// Delete one workspace with its files; fails while a server has it open
     Remove(Selection),
 }
 
-/// Print all workspaces with their owners
+/// Print all workspaces with their owners, sizes and last use
 #[derive(Debug, clap::Args)]
 struct List {
     /// Print JSON
@@ -30,13 +32,13 @@ struct List {
     json: bool,
 }
 
-/// Print or remove one workspace; one that a server has open is not removed
+/// Names one workspace.
 #[derive(Debug, clap::Args)]
 struct Selection {
-    /// Name of the context
+    /// Name of the context that had the workspace
     #[arg(value_name = "NAME")]
     context: String,
-    /// Tenant that owns it
+    /// Tenant that owns the workspace
     #[arg(long, value_name = "NAME", default_value_t = Tenant::local().0)]
     tenant: String,
 }

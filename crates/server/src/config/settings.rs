@@ -325,14 +325,14 @@ const GENERAL: [Setting; 77] = [
         "mount",
         Tables,
         Unset,
-        "Directory of this machine that contexts see, read-only and at `/workspace/<name>` unless GUEST and `rw` say otherwise; the flag can be repeated; docs/mounts.md explains the keys",
+        "Directory of this machine that contexts see, by default read-only and at `/workspace/<name>`; the flag can be repeated; docs/mounts.md explains the keys",
     )
     .flag("mount", "HOST[:GUEST][:ro|rw]", &[]),
     setting(
         "workspace",
         Text,
         Unset,
-        "Directory of this machine that is `/workspace` of contexts, with their files and installed packages, also after a restart; short for a `mount` at `/workspace` with `rw`",
+        "Directory of this machine to use as `/workspace` of contexts; it keeps their files and installed packages beyond a restart; short for a `mount` at `/workspace` with `rw`",
     )
     .flag("workspace", "DIR", &[]),
     setting(
@@ -451,7 +451,7 @@ const GENERAL: [Setting; 77] = [
         Unset,
         "Time after which a link to a file expires; unset: links end with their context",
     ),
-    setting("journal.enabled", Switch, Is("true"), "Write the journal: who did what, and when (`serve` only)"),
+    setting("journal.enabled", Switch, Is("true"), "Write the journal of calls: tenant, tool, time, outcome (`serve` only)"),
     setting("journal.contents", Switch, Is("false"), "Write code and output into the journal, not only their sizes"),
     setting("journal.days", Whole(1, 3650), Is("30"), "Days for which the journal is kept"),
     setting(

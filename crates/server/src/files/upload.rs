@@ -22,12 +22,13 @@ use super::limit::{Permits, TransferLimits};
 use super::multipart::FormFile;
 use super::{ServedFile, Settings};
 
-/// Maximum time of one upload, and maximum time without a byte of it.
+/// Maximum time of one upload.
 const UPLOAD_TIME: Duration = Duration::from_secs(30 * 60);
+/// Maximum time in which no byte of an upload arrives.
 const STALL_TIME: Duration = Duration::from_secs(60);
-/// What a form may have in addition to the file.
+/// Maximum number of bytes of a form in addition to the file.
 const FORM_OVERHEAD: u64 = 64 << 10;
-/// Maximum numbers of uploads at once. A link allows one in any case.
+/// Maximum numbers of uploads at once. A link allows one upload in any case.
 const LIMITS: TransferLimits = TransferLimits { per_key: 1, per_owner: 8, total: 64 };
 
 /// Headers of every answer. The page loads nothing, runs nothing, is shown in no frame, and its form can be sent only to
@@ -349,7 +350,7 @@ mod tests {
         assert!(!sent(&[("sec-fetch-site", "same-site")]));
     }
 
-    /// A client that sends nothing more is not waited for.
+    /// The server does not wait for a client that sends nothing more.
     #[tokio::test(start_paused = true)]
     async fn a_body_that_pauses_for_too_long_is_given_up() {
         let body = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());

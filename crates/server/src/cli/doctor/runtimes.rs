@@ -140,11 +140,12 @@ async fn browser(context: &CommandEnv) -> Vec<Fact> {
             return vec![fact(LAYER, FactState::Off, error.to_string(), if named { "change `browser`" } else { "" })];
         }
     };
-    let kind = if browser.shell { "headless shell" } else { "whole browser; the headless shell needs a third" };
+    let kind =
+        if browser.shell { "headless shell" } else { "whole browser; the headless shell needs a third of its memory" };
     let why = format!("Chromium {} ({kind}) at {}", browser.version, browser.program.display());
     let fonts = (!browser::has_fonts()).then(|| {
         let todo = "install some (on Debian: apt-get install fonts-liberation)";
-        fact("fonts", FactState::Absent, "pages show boxes instead of text", todo)
+        fact("fonts", FactState::Absent, "pages have only the font of the runtime, Noto Sans CJK", todo)
     });
     [Some(fact(LAYER, FactState::On, why, "")), fonts].into_iter().flatten().collect()
 }

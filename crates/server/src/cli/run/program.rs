@@ -16,10 +16,10 @@ use super::files::{MAX_GIVEN, too_large};
 pub(super) const STDIN: &str = ".sandpool-stdin";
 const BASH: &str = "/bin/bash";
 const SHELL: &str = "/bin/sh";
-/// Time after which the user is told that the command waits for its standard input.
+/// Time after which this command tells the user that it waits for its standard input.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A language of the command line: that of a kernel, or the shell's.
+/// A language of the command line: a language with a kernel, or the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProgramLanguage {
     Kernel(Language),
