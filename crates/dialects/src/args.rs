@@ -1,6 +1,7 @@
 //! Reads arguments. One struct for each tool declares them with [`args!`]; the types of its members say how the schema
 //! describes an argument and how its value is read. Each refusal names the field. Wrong types are never coerced, `null`
-//! is a wrong type, and a field that the tool does not know is ignored.
+//! is a wrong type, and a field that the tool does not know is ignored; [`crate::lenient`] prepares the arguments of a
+//! dialect where that differs.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -98,6 +99,8 @@ pub(crate) trait Argument: Sized {
     const REQUIRED: bool = true;
     /// The values that the schema names; empty for free text.
     const CHOICES: &'static [&'static str] = &[];
+    /// The least and the greatest number, if they are fixed.
+    const BOUNDS: Option<(u64, u64)> = None;
     /// The range that the operator sets, for the description of the argument.
     const RANGE: Option<fn(&Options) -> String> = None;
     /// Whether an empty text counts as absent, and is refused even if the argument is optional.
@@ -114,6 +117,11 @@ pub(crate) fn read<A: Argument>(args: &Args, field: &str) -> Result<A, ArgError>
     args.get(field).map_or_else(|| A::absent(field), |value| A::parse(field, value))
 }
 
+/// Checks one argument without the others.
+pub(crate) fn check<A: Argument>(args: &Args, field: &str) -> Result<(), ArgError> {
+    read::<A>(args, field).map(|_| ())
+}
+
 fn refused<T>(why: String) -> Result<T, ArgError> {
     Err(ArgError::new(why))
 }
@@ -127,6 +135,7 @@ impl<A: Argument> Argument for Option<A> {
     const KIND: FieldKind = A::KIND;
     const REQUIRED: bool = false;
     const CHOICES: &'static [&'static str] = A::CHOICES;
+    const BOUNDS: Option<(u64, u64)> = A::BOUNDS;
     const RANGE: Option<fn(&Options) -> String> = A::RANGE;
 
     fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
@@ -209,6 +218,7 @@ pub(crate) type Count = Whole<1, { 1 << 52 }>;
 
 impl<const LEAST: u64, const MOST: u64> Argument for Whole<LEAST, MOST> {
     const KIND: FieldKind = FieldKind::Whole;
+    const BOUNDS: Option<(u64, u64)> = Some((LEAST, MOST));
 
     fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
         whole(field, number(field, value)?, LEAST..=MOST).map(Self)
@@ -305,7 +315,8 @@ impl Argument for ChosenId {
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+/// Names the type of a value.
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

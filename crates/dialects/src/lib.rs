@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 pub mod agentrun;
 mod args;
 pub mod conversation;
+mod lenient;
 pub mod links;
 pub mod microsandbox;
 pub mod mime;
@@ -44,6 +45,9 @@ pub struct Dialect {
     pub aliases: &'static [(&'static str, &'static str)],
     /// JSON-RPC error code for a tool that does not exist.
     pub unknown_tool_code: i32,
+    /// Whether arguments may be written in other ways whose meaning is clear. Unknown arguments are then refused;
+    /// otherwise they are ignored.
+    pub lenient: bool,
     pub prose_en: &'static str,
     pub prose_zh: &'static str,
     /// Renders refused arguments in the form of the dialect.
@@ -229,9 +233,13 @@ pub struct Field {
     pub kind: FieldKind,
     /// Values that are advertised; empty for free text.
     pub choices: &'static [&'static str],
+    /// The least and the greatest number, if they are fixed.
+    pub(crate) bounds: Option<(u64, u64)>,
     /// The range that the operator sets. The description names it, because clients refuse schemas with `maximum`.
     pub range: Option<fn(&Options) -> String>,
     pub default: Option<fn(&Options) -> Value>,
+    /// Checks the value of this argument, or its absence.
+    pub(crate) check: fn(&Args, &str) -> Result<(), ArgError>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -372,6 +380,28 @@ impl Dialect {
         self.tools.iter().find(|row| row.name == name)
     }
 
+    /// Says which tool was probably meant by an unknown name. A strict dialect says nothing, as its document does.
+    pub fn tool_hint(&self, name: &str) -> String {
+        let names = self.tools.iter().map(|row| row.name);
+        match lenient::nearest(name, names.clone()) {
+            _ if !self.lenient => String::new(),
+            Some(known) => format!("; did you mean {known}?"),
+            None => format!("; the tools are {}", names.collect::<Vec<_>>().join(", ")),
+        }
+    }
+
+    /// Rewrites the arguments of a call as the tool knows them, if the dialect is lenient.
+    pub fn prepare(&self, row: &ToolRow, args: &mut Args) {
+        if self.lenient {
+            lenient::prepare(row, args);
+        }
+    }
+
+    /// Converts the prepared arguments of a call to an operation.
+    pub fn lower(&self, row: &ToolRow, args: &Args, options: &Options) -> Result<Lowered, ArgError> {
+        if self.lenient { lenient::lower(row, args, options) } else { (row.lower)(args, options) }
+    }
+
     /// Returns the server's instructions for a model, in the chosen language.
     pub fn instructions(&self, lang: Lang) -> Option<&'static str> {
         prose::section(self.prose(lang), "server").map(prose::description)
@@ -404,7 +434,16 @@ impl Dialect {
 impl Field {
     /// Describes an argument of the type `A`.
     const fn of<A: args::Argument>(name: &'static str) -> Self {
-        Self { name, required: A::REQUIRED, kind: A::KIND, choices: A::CHOICES, range: A::RANGE, default: None }
+        Self {
+            name,
+            required: A::REQUIRED,
+            kind: A::KIND,
+            choices: A::CHOICES,
+            bounds: A::BOUNDS,
+            range: A::RANGE,
+            default: None,
+            check: args::check::<A>,
+        }
     }
 
     /// Returns the schema of a field. It has a description only if the prose has one, because some documents print

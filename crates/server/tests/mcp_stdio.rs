@@ -749,6 +749,32 @@ async fn a_run_that_ends_soon_is_answered_as_ever() {
     client.end().await;
 }
 
+/// A wrong argument is a mistake of the model, which reads results and not the errors of the protocol.
+#[tokio::test(start_paused = true)]
+async fn refused_arguments_are_results_and_never_tasks() {
+    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
+    for tasks in [true, false] {
+        for (arguments, said) in [
+            (json!({ "code": "lasting", "timeout": "soon" }), "timeout must be a whole number ["),
+            (
+                json!({ "code": "lasting", "lnguage": "js" }),
+                "lnguage is no argument of run_code; did you mean language?\n",
+            ),
+            (json!({ "code": "bad environment", "env": { "A=": "b" } }), "env is refused: the name `A=`"),
+        ] {
+            let call = json!({ "name": "run_code", "arguments": arguments });
+            let answer = modern(&mut client, tasks, "tools/call", call).await;
+            let result = &answer["result"];
+            assert_eq!((&result["resultType"], &result["isError"]), (&json!("complete"), &json!(true)), "{answer}");
+            assert!(result["content"][0]["text"].as_str().unwrap().starts_with(said), "{answer}");
+            assert_eq!(result.get("structuredContent"), None, "{answer}");
+        }
+    }
+    let answer = modern(&mut client, true, "tools/call", json!({ "name": "runcode", "arguments": {} })).await;
+    assert_eq!(answer["error"], json!({ "code": -32602, "message": "Unknown tool: runcode; did you mean run_code?" }));
+    client.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_know_tasks_sees_nothing_of_them() {
     let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());

@@ -84,6 +84,7 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         tools,
         aliases: &[],
         unknown_tool_code: -32602,
+        lenient: false,
         prose_en: include_str!("prose.en.md"),
         prose_zh: include_str!("prose.zh.md"),
         refuse: render::refusal,

@@ -82,6 +82,7 @@ const fn dialect(tools: &'static [ToolRow], aliases: &'static [(&'static str, &'
         tools,
         aliases,
         unknown_tool_code: -32602,
+        lenient: false,
         prose_en: include_str!("prose.en.md"),
         prose_zh: include_str!("prose.zh.md"),
         refuse: render::refusal,

@@ -57,6 +57,7 @@ pub static DIALECT: Dialect = Dialect {
     ],
     aliases: &[("get_volume_mappings", "get_volume_path")],
     unknown_tool_code: -32601,
+    lenient: false,
     prose_en: include_str!("prose.en.md"),
     prose_zh: include_str!("prose.zh.md"),
     refuse: render::refusal,

@@ -4,7 +4,7 @@ use engine::op::{ContextInfo, ContextSelector, Language, NewContext, SharedVolum
 use serde_json::Value;
 
 use super::DEFAULT_CONTEXT;
-use crate::args::{self, Argument, args};
+use crate::args::{Argument, ChosenId, args};
 use crate::operation;
 use crate::output::{output, unless_empty};
 use crate::shared::moment;
@@ -20,13 +20,12 @@ struct ContextName(String);
 
 impl Argument for ContextName {
     fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
-        let name = args::text(field, value)?;
-        args::check_name(name).map_err(|why| ArgError::new(format!("{field} {why}")))?;
+        let ChosenId(name) = ChosenId::parse(field, value)?;
         if name == DEFAULT_CONTEXT {
             let why = "cannot be `default`: that context makes itself when a call leaves `context` out";
             return Err(ArgError::new(format!("{field} {why}")));
         }
-        Ok(Self(name.to_owned()))
+        Ok(Self(name))
     }
 }
 

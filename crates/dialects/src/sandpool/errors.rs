@@ -9,14 +9,12 @@ use text::shown;
 use crate::shared::seconds;
 use crate::{Answer, ArgError, Block, RenderInput, Reply};
 
-const INVALID_PARAMS: i32 = -32602;
-
+/// Renders refused arguments as a result, because many clients do not show a model the errors of the protocol
+/// (SEP-1303).
 pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
-    invalid(refused.message.clone())
-}
-
-pub(super) fn invalid(message: String) -> Reply {
-    Reply::Error { code: INVALID_PARAMS, message, data: None }
+    // The code is for the journal; the object is not sent.
+    let structured = json!({ "error": refused.message, "code": refused.code });
+    Answer { structured, ..failure(refused.message.clone()) }.into()
 }
 
 /// Renders a failure as a sentence in place of an object.

@@ -76,6 +76,7 @@ pub static DIALECT: Dialect = Dialect {
     ],
     aliases: &[],
     unknown_tool_code: -32602,
+    lenient: true,
     prose_en: include_str!("prose.en.md"),
     prose_zh: include_str!("prose.zh.md"),
     refuse: errors::refusal,

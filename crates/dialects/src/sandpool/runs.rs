@@ -10,10 +10,10 @@ use engine::op::{
 use serde_json::Value;
 use text::clipped;
 
-use super::errors::{disk_full, ends, invalid, sentence};
+use super::errors::{disk_full, ends, refusal, sentence};
 use super::files::OUTPUTS;
 use super::{network, target};
-use crate::args::{self, Argument, Timeout, Whole, args};
+use crate::args::{Argument, Timeout, Whole, args, choices};
 use crate::operation::{self, RunReply};
 use crate::output::{output, unless_empty};
 use crate::shared::run::{RunWording, command_ending, ending, exit_code, picture, pictures, succeeded};
@@ -64,26 +64,12 @@ enum CodeLanguage {
     Kernel(Language),
 }
 
-impl Argument for CodeLanguage {
-    const CHOICES: &'static [&'static str] = &["python", "javascript", "typescript", "bash"];
-
-    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
-        match value.as_str() {
-            // Models also write these.
-            Some("sh" | "shell") => Ok(Self::Shell),
-            _ => args::choice(
-                field,
-                value,
-                &[
-                    ("python", Self::Kernel(Language::Python)),
-                    ("javascript", Self::Kernel(Language::Javascript)),
-                    ("typescript", Self::Kernel(Language::Typescript)),
-                    ("bash", Self::Shell),
-                ],
-            ),
-        }
-    }
-}
+choices!(CodeLanguage {
+    "python" => CodeLanguage::Kernel(Language::Python),
+    "javascript" => CodeLanguage::Kernel(Language::Javascript),
+    "typescript" => CodeLanguage::Kernel(Language::Typescript),
+    "bash" => CodeLanguage::Shell,
+});
 
 /// Maximum wait of one `wait_run`, below the 60 s after which many clients give up.
 const LONGEST_WAIT: u64 = 50;
@@ -221,9 +207,9 @@ fn progress(input: &RenderInput<'_>, progress: RunProgress) -> Answer {
 
 /// Renders an error if the run did not take place or if its outcome is gone. The answer is the same object, for clients
 /// that read only its members.
-pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
+pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
     match error {
-        EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),
+        EngineError::InvalidEnvironment(why) => refusal(input, &ArgError::new(format!("env is refused: {why}"))),
         other => not_run(other, None).into(),
     }
 }

@@ -64,6 +64,7 @@ pub static DIALECT: Dialect = Dialect {
     ],
     aliases: &[],
     unknown_tool_code: -32602,
+    lenient: false,
     prose_en: include_str!("prose.en.md"),
     prose_zh: include_str!("prose.zh.md"),
     refuse: render::refusal,

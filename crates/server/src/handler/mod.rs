@@ -124,8 +124,9 @@ impl Deref for McpServer {
 
 impl McpServer {
     /// Converts the arguments to an operation, executes it with progress notifications, and renders the outcome.
-    async fn call(&self, row: &'static ToolRow, args: Args, context: &McpContext) -> CallResult {
+    async fn call(&self, row: &'static ToolRow, mut args: Args, context: &McpContext) -> CallResult {
         let Surface { dialect, options, observer, .. } = &*self.surface;
+        dialect.prepare(row, &mut args);
         let (caller, origin) = (&self.caller, origin(context));
         let observed = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
@@ -142,7 +143,8 @@ impl McpServer {
             observed.end(observer, ended);
             called
         };
-        let Lowered { op, render } = match check_unknown(row, &args).and_then(|()| (row.lower)(&args, &options)) {
+        let known = if dialect.lenient { Ok(()) } else { check_unknown(row, &args) };
+        let Lowered { op, render } = match known.and_then(|()| dialect.lower(row, &args, &options)) {
             Ok(lowered) => lowered,
             Err(refused) => {
                 let reply = (dialect.refuse)(&input, &refused);
@@ -197,8 +199,8 @@ fn only_page(page: PageParams) -> McpResult<()> {
     }
 }
 
-/// Refuses arguments that the tool does not know if they are large, because the server would have to keep them in
-/// memory. Small ones are ignored.
+/// Refuses arguments that the tool of a strict dialect does not know if they are large, because the server would have to
+/// keep them in memory. Small ones are ignored.
 fn check_unknown(row: &ToolRow, args: &Args) -> Result<(), ArgError> {
     let (most, mut all) = (MAX_UNSOLICITED, 0);
     for (name, value) in args.iter().filter(|(name, _)| !row.knows(name)) {
@@ -291,8 +293,9 @@ impl ServerHandler for McpServer {
     async fn call_tool(&self, request: CallToolRequestParams, context: McpContext) -> McpResult<CallToolResponse> {
         self.surface.observer.tool_called(&origin(&context), &request.name);
         let Some(row) = self.surface.dialect.find(&request.name) else {
-            let message = format!("Unknown tool: {}", shown(&request.name));
-            return Err(ErrorData::new(ErrorCode(self.surface.dialect.unknown_tool_code), message, None));
+            let dialect = self.surface.dialect;
+            let message = format!("Unknown tool: {}{}", shown(&request.name), dialect.tool_hint(&request.name));
+            return Err(ErrorData::new(ErrorCode(dialect.unknown_tool_code), message, None));
         };
         let mut queued = context.extensions.get::<QueuedSignal>().cloned();
         let mut call = pin!(self.call(row, request.arguments.unwrap_or_default(), &context));

@@ -207,7 +207,7 @@ async fn files_go_in_and_out() {
             ("write_file", json!({ "path": "x", "content": "no base64!", "encoding": "base64" })),
             ("write_file", json!({ "path": "../out", "content": "x" })),
             ("read_file", json!({ "path": "/etc/passwd" })),
-            ("list_files", json!({ "path": "" })),
+            ("read_file", json!({ "path": "" })),
             ("list_files", json!({ "context": "nobody" })),
         ])
         .await;
@@ -319,7 +319,9 @@ async fn texts_that_are_displayed_have_one_budget_together() {
 
 fn lower(tool: &str, arguments: Value) -> Result<Op, ArgError> {
     let row = sandpool::DIALECT.find(tool).unwrap();
-    (row.lower)(arguments.as_object().unwrap(), &Options::default()).map(|lowered| lowered.op)
+    let Value::Object(mut args) = arguments else { panic!("arguments are an object") };
+    sandpool::DIALECT.prepare(row, &mut args);
+    sandpool::DIALECT.lower(row, &args, &Options::default()).map(|lowered| lowered.op)
 }
 
 #[test]
@@ -381,7 +383,8 @@ fn arguments_become_operations() {
 fn refusals_say_what_would_be_right() {
     for (tool, arguments, why) in [
         ("run_code", json!({ "code": "" }), "code is required"),
-        ("run_code", json!({ "code": "1", "context": "" }), "context cannot be empty; leave it out instead"),
+        ("run_code", json!({ "code": null }), "code must be a string, got null"),
+        ("run_code", json!({ "code": 5 }), "code must be a string, got 5"),
         (
             "run_code",
             json!({ "code": "1", "language": "ruby" }),
@@ -389,32 +392,196 @@ fn refusals_say_what_would_be_right() {
         ),
         (
             "run_code",
+            json!({ "code": "1", "language": "pyhton" }),
+            "language must be one of 'python', 'javascript', 'typescript', 'bash', got 'pyhton'; did you mean 'python'?",
+        ),
+        (
+            "run_code",
+            json!({ "code": "1", "language": 3 }),
+            "language must be a string, one of python, javascript, typescript, bash, got 3",
+        ),
+        (
+            "run_code",
             json!({ "code": "1", "timeout": 301 }),
             "timeout must be a whole number from 1 to 300, got 301; background=true allows up to 1800",
+        ),
+        (
+            "run_code",
+            json!({ "code": "1", "timeout": "-5" }),
+            "timeout must be a whole number from 1 to 300, got -5; background=true allows up to 1800",
+        ),
+        (
+            "run_code",
+            json!({ "code": "1", "timeout": "5 minutes" }),
+            "timeout must be a whole number [1–300; background 1–1800], got '5 minutes'",
         ),
         (
             "run_command",
             json!({ "command": "1", "timeout": 1801, "background": true }),
             "timeout must be a whole number from 1 to 1800, got 1801",
         ),
+        ("run_command", json!({ "command": "1", "network": "on" }), "network must be true or false, got 'on'"),
+        ("run_command", json!({ "command": "1", "env": "A=b" }), "env must be an object of strings, got 'A=b'"),
+        ("run_command", json!({ "command": "1", "env": { "A": 1.5 } }), "env.A must be a string, got a number"),
         ("wait_run", json!({ "run": "a", "wait": 51 }), "wait must be a whole number from 0 to 50, got 51"),
-        ("create_context", json!({ "name": "a b" }), "name cannot be empty or contain special characters"),
-        ("create_context", json!({ "name": "" }), "name cannot be empty or contain special characters"),
+        ("wait_run", json!({ "run": "a", "wait": "long" }), "wait must be a whole number from 0 to 50, got 'long'"),
+        (
+            "create_context",
+            json!({ "name": "a b" }),
+            "name cannot be empty or contain special characters: use letters, digits, '-', '_' and '.', got 'a b'",
+        ),
         (
             "create_context",
             json!({ "name": "default" }),
             "name cannot be `default`: that context makes itself when a call leaves `context` out",
+        ),
+        (
+            "browser_act",
+            json!({ "action": "click_element", "target": "a" }),
+            "action must be one of 'click', 'type', 'press', 'select', 'hover', 'scroll', 'back', 'forward', 'reload', \
+             'wait', 'upload', 'tab', 'evaluate', 'log', got 'click_element'; did you mean 'click'?",
         ),
     ] {
         assert_eq!(lower(tool, arguments).unwrap_err().message, why);
     }
 }
 
+/// What models write, and what it means. The limits stay those of the plain spelling.
+#[test]
+fn sp70_clear_spellings_are_accepted() {
+    for (tool, written, meant) in [
+        (
+            "run_code",
+            json!({ "code": "1", "language": "Python", "timeout": "30", "background": "true", "context": null }),
+            json!({ "code": "1", "language": "python", "timeout": 30, "background": true }),
+        ),
+        ("run_code", json!({ "code": "1", "language": " js " }), json!({ "code": "1", "language": "javascript" })),
+        ("run_code", json!({ "code": "1", "language": "TS" }), json!({ "code": "1", "language": "typescript" })),
+        ("run_code", json!({ "code": "1", "language": "python3" }), json!({ "code": "1", "language": "python" })),
+        ("run_code", json!({ "code": "ls", "language": "shell" }), json!({ "code": "ls", "language": "bash" })),
+        ("run_code", json!({ "script": "1", "lang": "py" }), json!({ "code": "1", "language": "python" })),
+        (
+            "run_code",
+            json!({ "code": "1", "context": "", "language": "", "timeout": "", "env": "", "network": "" }),
+            json!({ "code": "1" }),
+        ),
+        (
+            "run_command",
+            json!({ "cmd": "ls", "env": "{\"A\": \"b\", \"N\": 1}", "network": "False", "timeoutSeconds": 5.0 }),
+            json!({ "command": "ls", "env": { "A": "b", "N": "1" }, "network": false, "timeout": 5 }),
+        ),
+        (
+            "run_command",
+            json!({ "command": "ls", "env": { "PORT": 8080, "DEBUG": true } }),
+            json!({ "command": "ls", "env": { "PORT": "8080", "DEBUG": "true" } }),
+        ),
+        ("read_file", json!({ "file_path": "a", "encoding": "UTF8" }), json!({ "path": "a", "encoding": "utf-8" })),
+        ("list_files", json!({ "path": "" }), json!({})),
+        (
+            "edit_file",
+            json!({ "filePath": "a", "oldString": "b", "new_str": "", "replaceAll": "true" }),
+            json!({ "path": "a", "old_string": "b", "new_string": "", "replace_all": true }),
+        ),
+        (
+            "browser_act",
+            json!({ "action": "select", "selector": "a", "options": "one" }),
+            json!({ "action": "select", "target": "a", "options": ["one"] }),
+        ),
+        (
+            "browser_act",
+            json!({ "action": "Select", "target": "a", "options": "[\"one\", \"two\"]" }),
+            json!({ "action": "select", "target": "a", "options": ["one", "two"] }),
+        ),
+        // An empty text that a tool takes is not absent.
+        (
+            "browser_act",
+            json!({ "action": "type", "target": "a", "text": "", "key": "" }),
+            json!({ "action": "type", "target": "a", "text": "" }),
+        ),
+        // Some versions of n8n add these to the arguments of the model.
+        (
+            "run_code",
+            json!({ "code": "1", "toolCallId": "x", "sessionId": "y", "chatInput": "z", "action": "sendMessage" }),
+            json!({ "code": "1" }),
+        ),
+    ] {
+        let [written, meant] = [written, meant].map(|args| format!("{:?}", lower(tool, args).unwrap()));
+        assert_eq!(written, meant);
+    }
+}
+
+#[test]
+fn sp71_unknown_arguments_are_refused_with_what_was_meant() {
+    let takes = "run_code takes code; optional: language, context, timeout, env, network, background";
+    for (tool, arguments, why) in [
+        (
+            "run_code",
+            json!({ "code": "1", "timeout_ms": 5, "cwd": "/" }),
+            format!(
+                "cwd is no argument of run_code\ntimeout_ms is no argument of run_code; did you mean timeout?\n{takes}"
+            ),
+        ),
+        // Every mistake has its line.
+        (
+            "run_code",
+            json!({ "langauge": "python", "timeout": "soon", "network": 1 }),
+            format!(
+                "code is required\ntimeout must be a whole number [1–300; background 1–1800], got 'soon'\n\
+                 network must be true or false, got 1\nlangauge is no argument of run_code; did you mean language?\n{takes}"
+            ),
+        ),
+        // An argument cannot be given twice.
+        (
+            "stop_context",
+            json!({ "context": "a", "context_id": "b" }),
+            "context_id is no argument of stop_context; did you mean context?\nstop_context takes context".into(),
+        ),
+        (
+            "list_contexts",
+            json!({ "name": "a" }),
+            "name is no argument of list_contexts\nlist_contexts takes no arguments".into(),
+        ),
+        (
+            "list_files",
+            json!({ "depth": 1 }),
+            "depth is no argument of list_files\nlist_files takes, all optional: path, context".into(),
+        ),
+    ] {
+        assert_eq!(lower(tool, arguments).unwrap_err().message, why);
+    }
+}
+
+/// However many and however long they are, what is said of wrong arguments is short. A comparison of whole texts would
+/// take hours here.
+#[test]
+fn sp71_refusals_are_bounded() {
+    let long = "x".repeat(1 << 20);
+    let mut arguments =
+        json!({ "code": [long], "language": long, "timeout": long, "env": "[".repeat(1 << 20), "network": long });
+    for number in 0..10_000 {
+        arguments[format!("timeot{number}{long:.200}")] = json!(long.get(..100));
+    }
+    let said = lower("run_code", arguments).unwrap_err().message;
+    assert!(said.len() < 3_000, "{} bytes", said.len());
+    assert!(said.contains("9995 more are no arguments of run_code"), "{said}");
+}
+
+#[test]
+fn an_unknown_tool_is_named_with_the_one_that_was_meant() {
+    assert_eq!(sandpool::DIALECT.tool_hint("runCode"), "; did you mean run_code?");
+    assert_eq!(sandpool::DIALECT.tool_hint("browser_snapshop"), "; did you mean browser_snapshot?");
+    assert!(sandpool::DIALECT.tool_hint("python").starts_with("; the tools are run_code, run_command, wait_run, "));
+    assert_eq!(dialects::workbench::DIALECT.tool_hint("sandbox_exce"), "");
+}
+
 #[tokio::test]
 async fn an_environment_that_the_engine_refuses_is_an_invalid_argument() {
     let tools = Tools::with_links(&sandpool::DIALECT);
     let reply = tools.reply("run_code", json!({ "code": "bad environment", "env": { "A=": "b" } })).await;
-    assert_eq!(reply, Reply::Error { code: -32602, message: "env is refused: the name `A=`".into(), data: None });
+    let Reply::Answer(answer) = reply else { panic!("{reply:?}") };
+    assert_eq!(answer.blocks, [Block::Text("env is refused: the name `A=`".into())]);
+    assert!(answer.is_error && !answer.fits);
+    assert_eq!(answer.structured["code"], "INVALID_ARGUMENT");
 }
 
 /// A07: whatever a path is, lowering it keeps it a relative path without a step upwards, or refuses it.
@@ -480,8 +647,7 @@ async fn pages() {
 #[test]
 fn actions_become_requests() {
     let lower = |arguments: Value| {
-        let row = sandpool::DIALECT.find("browser_act").unwrap();
-        (row.lower)(arguments.as_object().unwrap(), &Options::default()).map(|lowered| match lowered.op {
+        lower("browser_act", arguments).map(|op| match op {
             Op::Browse(browse) => browse,
             other => panic!("{other:?}"),
         })

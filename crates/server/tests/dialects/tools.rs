@@ -51,10 +51,11 @@ impl Tools {
 
     pub async fn reply(&self, tool: &str, arguments: Value) -> Reply {
         let row = self.row(tool);
-        let Value::Object(args) = arguments else { panic!("arguments are an object") };
+        let Value::Object(mut args) = arguments else { panic!("arguments are an object") };
+        self.dialect.prepare(row, &mut args);
         let scene =
             RenderInput { tool: row.name, args: &args, options: &self.options, links: &self.links, fence: &fence() };
-        let reply = match (row.lower)(&args, &self.options) {
+        let reply = match self.dialect.lower(row, &args, &self.options) {
             Err(refused) => (self.dialect.refuse)(&scene, &refused),
             Ok(Lowered { op, render }) => {
                 let call = Call {

@@ -89,9 +89,14 @@ fn whole_numbers(service: &Service) {
         let mut blue = service.client("blue", dialect.id);
         for row in dialect.tools {
             for field in row.fields.iter().filter(|field| field.kind == FieldKind::Whole) {
-                for value in
-                    [json!(u64::MAX), json!(-1), json!(i64::MIN), json!(1e-9), json!(1e308), json!("1"), json!(null)]
-                {
+                let mut values =
+                    vec![json!(u64::MAX), json!(-1), json!(i64::MIN), json!(1e-9), json!(1e308), json!("x")];
+                if dialect.lenient {
+                    values.extend([json!("-1"), json!("1e308")]);
+                } else {
+                    values.extend([json!("1"), json!(null)]);
+                }
+                for value in values {
                     let mut arguments: serde_json::Map<String, Value> = row
                         .fields
                         .iter()
@@ -490,7 +495,9 @@ fn nothing_that_a_client_writes_is_fetched_run_or_believed() {
                         && field.name != "command"
                 })
                 .map(|field| (field.name.to_owned(), url.as_str().into()))
-                .chain([("$ref".to_owned(), json!(url)), ("$schema".to_owned(), json!(url))])
+                .chain(
+                    ["$ref", "$schema"].into_iter().filter(|_| !dialect.lenient).map(|name| (name.into(), json!(url))),
+                )
                 .collect();
             blue.call(row.name, arguments.into());
         }
@@ -529,14 +536,17 @@ fn nothing_that_a_client_writes_is_fetched_run_or_believed() {
     }
     report("A38", "arguments and file names that look like options or shell: passed on as they are");
 
-    // A39: what is not in a schema changes nothing.
+    // A39: what is not in a schema is refused, and has changed nothing.
     let facts = "print([line for line in open('/proc/self/status') if line.startswith(('Cap', 'Seccomp:', 'NoNewPrivs', 'Uid'))])\nimport os\nprint(sorted(os.listdir('/')), os.listdir('/sys/class/net') if os.path.exists('/sys/class/net') else 'no net')";
     let plain = own.good("run_code", json!({ "code": facts }))["stdout"].clone();
     let wishes = json!({ "code": facts, "privileged": true, "mounts": ["/:/host"], "volumes": ["/:/host"], "user": "root", "cap_add": ["ALL"], "network": false, "security_opt": ["seccomp=unconfined"], "image": "evil", "disable_sandbox": true, "dangerouslyDisableSandbox": true, "runtime": "runc", "pid": "host" });
-    assert_eq!(own.good("run_code", wishes)["stdout"], plain);
+    let refused = own.call("run_code", wishes);
+    assert_eq!(refused["result"]["isError"], true, "{refused}");
+    assert!(text(&refused).contains("cap_add is no argument of run_code"), "{refused}");
+    assert_eq!(own.good("run_code", json!({ "code": facts }))["stdout"], plain);
     let network = own.call("run_code", json!({ "code": facts, "network": true }));
     assert_eq!(network["result"]["isError"], true, "{network}");
-    report("A39", "arguments that would weaken the sandbox: there are none; unknown ones change nothing");
+    report("A39", "arguments that would weaken the sandbox: there are none; unknown ones are refused");
 
     // A40: what code leaves is not read as configuration, neither at once nor by the next interpreter or server.
     let plant = "import os\nfor name in ('sandpool.toml', 'tenants.toml', '.env', '.npmrc', 'pip.conf', '.sandpool', 'package.json', 'node_modules/x/index.js', '.git/hooks/pre-commit', '.mcp.json', '.claude/settings.json'):\n    os.makedirs(os.path.dirname(os.path.join('/workspace', name)), exist_ok=True)\n    open(os.path.join('/workspace', name), 'w').write('listen = \"0.0.0.0:1\"\\n[auth]\\nnone = true\\n')";
