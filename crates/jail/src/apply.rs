@@ -23,6 +23,7 @@ use crate::{sys, volume, wire};
 mod error;
 mod layers;
 mod mounts;
+mod packages;
 mod volumes;
 
 use mounts::{attach, copy_of, open_dir, private_mounts};
@@ -260,6 +261,7 @@ impl ApplyState {
             }
             Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
             Op::Share { shared, owner } => self.share(shared, *owner),
+            Op::SharePackages { workspace, shared, owner } => self.share_packages(workspace, shared, *owner),
             Op::PivotRoot => self.pivot_root(),
             Op::SealRoot => {
                 let root = open_dir(Path::new("/"))?;

@@ -89,6 +89,9 @@ pub(crate) enum Op {
     KeptBind { at: PathBuf, path: PathBuf, owner: u32 },
     /// Shows a directory of the host. With an `owner`, files of the directory's owner appear as files of `owner`.
     Share { shared: SharedVolumeSpec, owner: Option<u32> },
+    /// Shows the directory for packages in this workspace of the host in the same way, after creating it if it does not
+    /// exist. It is left out if code has replaced it.
+    SharePackages { workspace: PathBuf, shared: SharedVolumeSpec, owner: Option<u32> },
     /// Makes the new root the root of the process and detaches the old one.
     PivotRoot,
     /// Makes the root itself read-only.
@@ -172,9 +175,11 @@ impl fmt::Display for Op {
             Self::KeptBind { at, path, owner } => {
                 write!(f, "kept {} on {} owner {owner}", at.display(), path.display())
             }
-            Self::Share { shared: SharedVolumeSpec { host, inside, read_only }, owner } => {
+            Self::Share { shared: SharedVolumeSpec { host, inside, read_only }, owner }
+            | Self::SharePackages { shared: SharedVolumeSpec { host, inside, read_only }, owner, .. } => {
+                let created = if matches!(self, Self::Share { .. }) { "" } else { "created " };
                 let access = if *read_only { "ro" } else { "rw" };
-                write!(f, "share {} on {} {access},nosuid,nodev", host.display(), inside.display())?;
+                write!(f, "share {created}{} on {} {access},nosuid,nodev", host.display(), inside.display())?;
                 owner.iter().try_for_each(|owner| write!(f, " shown as {owner}"))
             }
             Self::PivotRoot => write!(f, "pivot root"),

@@ -13,10 +13,10 @@ use engine::{
     Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant, WORKSPACE,
 };
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, Mode, NativeConfig, spawn_launcher};
-use sandbox::{Backend, Isolation, Level};
+use sandbox::{Backend, Isolation, Level, SHARED_PACKAGES};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failed, network, packages};
+use super::{Failed, network};
 use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig};
 use crate::handler::{Execute, Executing};
 
@@ -180,7 +180,7 @@ pub(crate) fn engine_config(
         egress: network::egress(config)?,
         realms,
         quota,
-        mounts: mounts(config)?,
+        mounts: mounts(config),
         file_secret,
         shutdown_grace: shutdown_grace(config),
         start_timeout: microsandbox.start_timeout,
@@ -193,22 +193,20 @@ pub(crate) fn engine_config(
 }
 
 /// Returns the mounts of the engine. One that replaces the workspace is followed by one for the packages that code
-/// installs, so that they last as long as the files.
-fn mounts(config: &Config) -> Result<Vec<Mount>, Failed> {
+/// installs, so that they last as long as the files. The launcher creates the directory.
+fn mounts(config: &Config) -> Vec<Mount> {
     let mut all: Vec<Mount> = config.mounts.iter().map(mount).collect();
-    let taken = |volume: &SharedVolume| volume.inside.starts_with(PACKAGES);
-    if config.mounts.iter().any(|mount| taken(&mount.volume)) {
-        return Ok(all);
+    if config.mounts.iter().any(|mount| mount.volume.inside.starts_with(PACKAGES)) {
+        return all;
     }
     for mount in config.mounts.iter().filter(|mount| mount.volume.inside == Path::new(WORKSPACE)) {
         if !mount.volume.read_only {
-            let failed = |error| Failed(format!("`{}`: {error}", mount.volume.host.join(packages::DIR).display()));
-            let host = packages::prepare(&mount.volume.host).map_err(failed)?;
+            let host = mount.volume.host.join(SHARED_PACKAGES);
             let volume = SharedVolume { host, inside: PACKAGES.into(), read_only: false };
             all.push(self::mount(&MountConfig { volume, ..mount.clone() }));
         }
     }
-    Ok(all)
+    all
 }
 
 fn mount(mount: &MountConfig) -> Mount {
