@@ -251,7 +251,7 @@ impl ApplyState {
             }
             Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
             Op::KeptDir { path, owner, mode, below } => self.kept_dir(path, *owner, *mode, below),
-            Op::KeptPoint { path, owner } => self.kept_point(path, *owner),
+            Op::KeptPoint { path, owner } => self.kept_mount_point(path, *owner),
             Op::ShowAt { from, path } => self.show_at(from, path),
             Op::HideKept => self.hide(KEPT),
             Op::KeptMounted(path) => self.kept_mounted(path),

@@ -84,7 +84,7 @@ impl ApplyState {
         if let Some(mode) = mode {
             set_mode(&fd, mode, path)?;
         }
-        below.iter().try_for_each(|dir| self.kept_point(&made.join(dir), ids::KEPT))?;
+        below.iter().try_for_each(|dir| self.kept_mount_point(&made.join(dir), ids::KEPT))?;
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
             .map_err(|_| ApplyError::Wrong { at: path.to_owned(), why: "its files are root's" })?;
@@ -99,13 +99,18 @@ impl ApplyState {
             Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
             other => other?,
         }
-        let dir = match self.target(path) {
-            // Code has put a symlink there.
-            Err(ApplyError::Call { errno: Errno::LOOP, .. }) => return Ok(()),
-            other => other?,
-        };
+        let dir = self.target(path)?;
         let found = rustix::fs::fstat(&dir).at(Syscall::Stat, path)?;
         if found.st_uid == 0 { chown(&dir, (owner, owner), path) } else { Ok(()) }
+    }
+
+    /// Creates a directory of a kept workspace over which something is to be shown. Code may have put something else
+    /// there or above, or have filled the volume. Nothing is shown there then, and the sandbox is created anyway.
+    pub(super) fn kept_mount_point(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
+        match self.kept_point(path, owner) {
+            Err(ApplyError::Call { .. }) => Ok(()),
+            other => other,
+        }
     }
 
     /// Shows a directory at a second path, unless code has replaced it by something else.
@@ -139,7 +144,15 @@ impl ApplyState {
     }
 
     pub(super) fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
-        self.show_shared(&open_shared(&shared.host)?, shared, owner)
+        let dir = open_shared(&shared.host)?;
+        if self.directory(&shared.inside)?.is_some() {
+            return self.show_shared(&dir, shared, owner);
+        }
+        let message = format!(
+            "the mount `{}` is left out: code has put something else in its place on the kept workspace",
+            shared.inside.display()
+        );
+        self.report(&SetupEvent::Note { message }, &[])
     }
 
     /// Shows the directory for packages that is in a shared workspace. Without it, packages are on the sandbox's own

@@ -387,6 +387,31 @@ async fn a_kept_workspace_outlives_its_sandbox_and_is_listed_with_its_owner() {
         sh(&*three, "readlink /workspace/.packages; ls -A /tmp/.packages; cat /workspace/a/project/f").await,
         "/etc\ntheirs\n"
     );
+    // Something else is in the place of a mount (W68): the mount is left out until code has removed it, and landlock
+    // gives nobody the rights of the mount elsewhere.
+    let mut last = three;
+    let fill = "mv a y; head -c 64M /dev/zero > full; for i in $(seq 1000); do touch $i || break; done";
+    for (attack, is_left_out) in [
+        ("mv a z; ln -s /tmp a", true),
+        ("rm a; ln -s / a", true),
+        ("rm a; echo x > a", true),
+        ("rm a; mkdir a; echo x > a/project", true),
+        ("rm a/project; ln -s / a/project", true),
+        ("rm -r a; chmod 555 .", false),
+        (fill, true),
+    ] {
+        sh(&*last, &format!("cd /workspace; {attack}")).await;
+        last.destroy().await.unwrap();
+        last = other.create(&spec).await.unwrap_or_else(|error| panic!("{attack}: {error}"));
+        let missing = last.isolation().missing.join("\n");
+        let note = "the mount `/workspace/a/project` is left out";
+        let is_there = sh(&*last, "cat /workspace/a/project/f").await == "theirs\n";
+        assert_eq!((missing.contains(note), !is_there), (is_left_out, is_left_out), "{attack}: {missing}");
+    }
+    sh(&*last, "cd /workspace; rm -rf *").await;
+    last.destroy().await.unwrap();
+    let three = other.create(&spec).await.unwrap();
+    assert_eq!(sh(&*three, "cat /workspace/a/project/f").await, "theirs\n");
     three.destroy().await.unwrap();
     assert!(sandbox::remove_workspace(&state, &volume.name).unwrap());
     assert_eq!(stored(), []);
