@@ -309,6 +309,9 @@ pub struct Runtimes {
     pub files: Vec<(PathBuf, Vec<u8>)>,
     /// Symbolic links: absolute path inside the sandbox, and the path inside to which it leads.
     pub links: Vec<(PathBuf, PathBuf)>,
+    /// Paths, inside or of the host, of packages that nothing pins. Only confined processes get them, so the zygote gets
+    /// no variable, no link and no bind that leads there.
+    pub unpinned: Vec<PathBuf>,
 }
 
 /// Chromium as it is installed on this machine. Sandboxes see it at the same path.
@@ -345,11 +348,12 @@ impl Runtimes {
     /// Returns the specification of the zygote from which kernels are forked.
     pub fn warm(&self) -> Option<ZygoteSpec> {
         let KernelCommand { warm, env, binds, .. } = &self.python;
+        let is_pinned = |path: &Path| !self.unpinned.iter().any(|unpinned| path.starts_with(unpinned));
         (!warm.is_empty()).then(|| ZygoteSpec {
             argv: warm.clone(),
-            env: env.clone(),
-            runtime: binds.clone(),
-            files: self.files(),
+            env: env.clone().into_iter().filter(|(_, value)| is_pinned(Path::new(value))).collect(),
+            runtime: binds.iter().filter(|path| is_pinned(path)).cloned().collect(),
+            files: self.files().into_iter().filter(|file| is_pinned(&file.path)).collect(),
         })
     }
 

@@ -45,7 +45,7 @@ async fn start(config: EngineConfig) -> Option<(Engine, Base)> {
     };
     let files = vec![(driver.into(), guest::kernels::PYTHON_DRIVER.into())];
     let backend = Arc::new(InProcess::new(&base, Vec::new()));
-    let runtimes = Runtimes { python, node: None, browser: None, files, links: Vec::new() };
+    let runtimes = Runtimes { python, node: None, browser: None, files, links: Vec::new(), unpinned: Vec::new() };
     let engine = Engine::start(config, runtimes, backend).await.expect("the engine starts");
     Some((engine, Base(base)))
 }

@@ -1517,7 +1517,8 @@ def preload(name: str) -> str:
         return ""
     except BaseException as e:
         why = " ".join(f"{type_name(e)}: {e}".split())[:300]
-        print(f"sandpool: `{name}` is not preloaded: {why}", file=sys.stderr)
+        hint = "; added packages (`sandpool setup --add`) cannot be preloaded" if isinstance(e, ModuleNotFoundError) else ""
+        print(f"sandpool: `{name}` is not preloaded: {why}{hint}", file=sys.stderr)
         return why
 
 
@@ -1705,7 +1706,8 @@ def adopt(channel: int, blas: list[Callable[[int], Any]], site: Any) -> None:
     adopt_environment(equipment["env"], blas)
     reseed()
     if site is not None:
-        exec(site, {})
+        exec(site, {})  # opens the packages that the operator added, which the warm interpreter must not see
+        BOOT_PATH[:] = sys.path
     if (directory := os.getcwd()) != KERNEL.shell.starting_dir:
         set_directory(directory)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]

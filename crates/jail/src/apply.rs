@@ -23,6 +23,7 @@ use crate::{sys, volume, wire};
 mod error;
 mod layers;
 mod mounts;
+mod packages;
 mod volumes;
 
 use mounts::{attach, copy_of, open_dir, private_mounts};
@@ -250,7 +251,7 @@ impl ApplyState {
             }
             Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
             Op::KeptDir { path, owner, mode, below } => self.kept_dir(path, *owner, *mode, below),
-            Op::KeptPoint { path, owner } => self.kept_point(path, *owner),
+            Op::KeptPoint { path, owner } => self.kept_mount_point(path, *owner),
             Op::ShowAt { from, path } => self.show_at(from, path),
             Op::HideKept => self.hide(KEPT),
             Op::KeptMounted(path) => self.kept_mounted(path),
@@ -260,6 +261,7 @@ impl ApplyState {
             }
             Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
             Op::Share { shared, owner } => self.share(shared, *owner),
+            Op::SharePackages { workspace, shared, owner } => self.share_packages(workspace, shared, *owner),
             Op::PivotRoot => self.pivot_root(),
             Op::SealRoot => {
                 let root = open_dir(Path::new("/"))?;

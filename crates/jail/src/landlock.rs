@@ -9,9 +9,11 @@
 use std::path::{Path, PathBuf};
 
 use ::landlock::{
-    ABI, Access, AccessFs, BitFlags, LandlockStatus, PathBeneath, PathFd, PathFdError, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, make_bitflags,
+    ABI, Access, AccessFs, BitFlags, LandlockStatus, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
+    RulesetCreatedAttr, RulesetError, Scope, make_bitflags,
 };
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use crate::spec::{DATA, DOWNLOADS, WORKSPACE};
 
@@ -29,7 +31,7 @@ pub(crate) enum Level {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LandlockError {
     #[error("cannot open `{}` for a landlock rule", path.display())]
-    Path { path: PathBuf, source: PathFdError },
+    Path { path: PathBuf, source: Errno },
     #[error("landlock refused the rules")]
     Rules(#[from] RulesetError),
 }
@@ -141,13 +143,19 @@ impl LandlockRules {
 }
 
 fn add(ruleset: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, LandlockError> {
-    let fd = match PathFd::new(path) {
+    // Code can replace what is below these directories, also while a kernel enters its sandbox. A symlink would give
+    // the rule's rights to any other directory.
+    let is_codes = [WORKSPACE, DATA, "/tmp"].iter().any(|dir| path.starts_with(dir));
+    let how = if is_codes { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() } | ResolveFlags::NO_MAGICLINKS;
+    let fd = match rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), how) {
         Ok(fd) => fd,
-        Err(_) if !path.exists() => return Ok(ruleset),
+        Err(_) if is_codes || !path.exists() => return Ok(ruleset),
         Err(source) => return Err(LandlockError::Path { path: path.to_owned(), source }),
     };
+    let found = rustix::fs::fstat(&fd).map_err(|source| LandlockError::Path { path: path.to_owned(), source })?;
     // A regular file accepts only the rights that apply to files.
-    let access = if path.is_dir() { access } else { access & AccessFs::from_file(TRIED) };
+    let is_dir = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+    let access = if is_dir { access } else { access & AccessFs::from_file(TRIED) };
     Ok(ruleset.add_rule(PathBeneath::new(fd, access))?)
 }
 
@@ -231,6 +239,19 @@ mod tests {
             fs::write("/proc/thread-self/comm", "renamed").unwrap();
             assert!(fs::read_dir("/").unwrap().count() > 3);
             denied(fs::read("/etc/passwd").map(drop));
+        });
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn w68_a_symlink_of_code_gives_no_rights_to_what_it_leads_to() {
+        let dir = scratch("symlinks");
+        std::os::unix::fs::symlink(dir.join("other"), dir.join("link")).unwrap();
+        let write = vec![dir.join("link"), dir.join("write")];
+        let inside = dir.clone();
+        restricted(LandlockRules { write, ..LandlockRules::default() }, move || {
+            assert_eq!(fs::write(inside.join("other/file"), "x").unwrap_err().kind(), PermissionDenied);
+            fs::write(inside.join("write/file"), "x").unwrap();
         });
         fs::remove_dir_all(dir).unwrap();
     }

@@ -14,7 +14,7 @@ use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE};
 use crate::interfaces;
 use crate::seccomp::Profile;
-use crate::spec::{Content, DATA, DOWNLOADS, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
+use crate::spec::{Content, DATA, DOWNLOADS, FileSpec, JailSpec, KeptVolumeSpec, WORKSPACE, workspace_of};
 
 mod op;
 
@@ -246,8 +246,13 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
         kept_data(kept, owner, steps);
     }
     shared_dirs(spec, steps);
-    let share = |shared: &SharedVolumeSpec| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
-    steps.ops.extend(spec.shared.iter().map(share));
+    for shared in spec.shared.iter().cloned() {
+        let (owner, workspace) = (spec.map.remapped(), workspace_of(&shared, &spec.shared).map(Path::to_owned));
+        steps.ops.push(match workspace {
+            Some(workspace) => Op::SharePackages { workspace, shared, owner },
+            None => Op::Share { shared, owner },
+        });
+    }
 }
 
 fn kept_data(kept: KeptVolumeSpec, owner: u32, steps: &mut Steps) {

@@ -62,7 +62,7 @@ pub struct BrowserRoom {
 pub struct ZygoteSpec {
     /// Interpreter, its flags, the driver and the driver's arguments. All paths are paths inside a sandbox.
     pub argv: Vec<String>,
-    /// Complete environment, the same as that of the kernels.
+    /// Complete environment: that of the kernels, without the packages that only confined processes may use.
     pub env: BTreeMap<String, String>,
     /// Same as in [`SandboxSpec`], because the warm interpreter lives in a root like that of a sandbox.
     pub runtime: Vec<PathBuf>,
@@ -395,6 +395,17 @@ const RESERVED_FROM_SHARED: &[&str] = &["/.volume", "/.kept", "/.empty", "/.laye
 
 /// The directories of the sandbox's volume. A shared volume may be shown in them, and in place of the first two.
 const SHARED_ON_VOLUME: &[&str] = &[WORKSPACE, DATA, "/tmp"];
+
+/// Where installed packages are in a shared volume that is shown in place of the workspace.
+pub const SHARED_PACKAGES: &str = ".sandpool/packages";
+
+/// Returns the host's directory of the workspace among `all` in which this shared volume is the directory for packages.
+/// Code can remove or replace that directory, so it is created again for each sandbox and is not required.
+pub(crate) fn workspace_of<'a>(packages: &SharedVolumeSpec, all: &'a [SharedVolumeSpec]) -> Option<&'a Path> {
+    let workspaces = all.iter().filter(|shared| shared.inside == Path::new(WORKSPACE) && !shared.read_only);
+    let mut hosts = workspaces.map(|workspace| workspace.host.as_path());
+    hosts.find(|host| packages.host == host.join(SHARED_PACKAGES))
+}
 
 impl SharedVolumeSpec {
     /// Returns the directory of the sandbox's volume in which, or in place of which, this directory is shown.

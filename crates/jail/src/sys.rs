@@ -69,6 +69,22 @@ pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Clone
     }
 }
 
+/// Runs `work` with the file permissions of this user, who also owns the files that it creates.
+pub(crate) fn with_file_ids<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> T {
+    let set = |uid: u32, gid: u32| {
+        // SAFETY: both calls change only ids of the calling thread. They report no errors: without the privilege the
+        // ids stay as they are.
+        unsafe {
+            libc::setfsgid(gid);
+            libc::setfsuid(uid);
+        }
+    };
+    set(uid, gid);
+    let result = work();
+    set(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    result
+}
+
 /// Runs `work` in a process that [`clone3`] creates, and returns the pid and the pidfd of that process. The process
 /// exits when `work` returns or panics: it neither runs its parent's destructors nor unwinds into its parent's loop.
 /// Its exit status is ignored.

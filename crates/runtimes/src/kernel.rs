@@ -56,8 +56,9 @@ impl Prepared {
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
         let browser = browser.map(|browser| browser.command(self.python.fontconfig()));
         let added = self.python.added.as_ref().map(|added| (PathBuf::from(ADDED), added.dir.clone()));
+        let unpinned = added.iter().flat_map(|(link, dir)| [link.clone(), dir.clone()]).collect();
         let links = [(PathBuf::from(PYTHON), self.python.base.dir.clone())].into_iter().chain(added).collect();
-        Runtimes { python, node, browser, files, links }
+        Runtimes { python, node, browser, files, links, unpinned }
     }
 
     fn node_packages(&self) -> Option<&Runtime> {
@@ -158,4 +159,44 @@ fn installs(node_packages: Option<&Runtime>) -> [(&'static str, String); 13] {
 
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Marker;
+    use crate::{NodeChoice, SetupError};
+
+    fn runtime(dir: &str) -> Runtime {
+        Runtime { dir: dir.into(), marker: Marker { version: "3.11.2".into(), ..Marker::default() } }
+    }
+
+    #[test]
+    fn w65_the_warm_interpreter_gets_no_added_package() {
+        let python = Python { base: runtime("/srv/base"), added: Some(runtime("/srv/added")) };
+        let prepared = Prepared { python, node: Err(SetupError::NoNode(String::new())), node_packages: Ok(None) };
+        let config = RuntimeConfig {
+            dir: "/srv".into(),
+            python: None,
+            preset: None,
+            packages: Vec::new(),
+            node: NodeChoice::Auto,
+            threads: 1,
+            warm: true,
+            preload: Vec::new(),
+        };
+        let runtimes = prepared.kernels(&config, None);
+        let warm = runtimes.warm().unwrap();
+        let site = "/opt/sandpool/added/lib/python3.11/site-packages";
+        assert_eq!(runtimes.python.env["SANDPOOL_ADDED"], site);
+        assert_eq!(runtimes.python.binds, [PathBuf::from("/srv/base"), "/srv/added".into()]);
+        let mut without = runtimes.python.env.clone();
+        without.remove("SANDPOOL_ADDED");
+        assert_eq!(warm.env, without);
+        assert_eq!(warm.runtime, [PathBuf::from("/srv/base")]);
+        let is_added = |path: &Path| path.starts_with("/opt/sandpool/added");
+        assert!(runtimes.links.iter().any(|(path, _)| is_added(path)));
+        assert!(warm.files.iter().any(|file| file.path == Path::new(PYTHON)));
+        assert!(!warm.files.iter().any(|file| is_added(&file.path)));
+    }
 }

@@ -72,6 +72,7 @@ async fn a_command_sees_interpreters_first_in_its_path_and_the_files_of_cells() 
         browser: None,
         files: vec![],
         links: vec![],
+        unpinned: vec![],
     };
     let backend_again = std::sync::Arc::new(backend.clone());
     let engine = engine::Engine::start(config(), runtimes, backend_again).await.unwrap();

@@ -24,6 +24,7 @@ pub fn runtimes() -> Runtimes {
         browser: None,
         files: Vec::new(),
         links: Vec::new(),
+        unpinned: Vec::new(),
     }
 }
 

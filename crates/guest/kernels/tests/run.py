@@ -130,6 +130,7 @@ class Forks(Suite):
                    lambda: warm_cases.what_is_installed_is_not_hidden_by_what_is_imported(forked, home, self.can))
         self.check("variables that are read at start", lambda: warm_cases.variables_that_are_read_at_start(forked, home, self.can))
         self.check("the fonts are linked", lambda: warm_cases.the_fonts_are_linked(forked, home, CONFIGURATION))
+        self.check("opens the added packages after the fork (W65)", lambda: warm_cases.opens_the_added_packages_after_the_fork(cold, forked, home))
         self.check("what is not needed goes", lambda: warm_cases.what_is_not_needed_goes(warm))
         self.check("tells what it could not import (W42)",
                    lambda: warm_cases.tells_what_it_could_not_import(self.warm_argv, ENVIRONMENT))

@@ -163,6 +163,20 @@ def the_fonts_are_linked(warm: Start, directory: str, configuration: str) -> lis
     return [] if linked in ("True", "[True]") else [f"{linked}"]
 
 
+def opens_the_added_packages_after_the_fork(cold: Start, warm: Start, directory: str) -> list[str]:
+    """The warm interpreter does not know of them. A fork has them at the same place in its path as a cold kernel."""
+    added = Path(tempfile.mkdtemp(dir=directory))
+    (added / "started.pth").write_text("import sys, os; sys.started = os.getpid()\n")
+    (added / "added_module.py").write_text("v = 7")
+    cell = "import sys, os\nhas_site = '_sandpool_site' in sys.modules\n" \
+        "not has_site or (sys.started == os.getpid(), __import__('added_module').v), sys.path"
+    pair = [start({"SANDPOOL_ADDED": str(added)}, directory) for start in (cold, warm)]
+    one, two = (kernel.run(cell).result for kernel in pair)
+    for kernel in pair:
+        kernel.close()
+    return [] if one == two and one.startswith(("((True, 7),", "(True,")) else [f"cold {one}, forked {two}"]
+
+
 def what_is_not_needed_goes(warm: Warm) -> list[str]:
     """The guest closes the channel without a word, or names a directory that is gone."""
     guest, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

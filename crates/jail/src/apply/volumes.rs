@@ -11,11 +11,11 @@ use rustix::process::{Signal, WaitId, WaitIdOptions};
 use rustix::thread::{Gid, Uid};
 
 use crate::ids::{self, Remap};
-use crate::spec::{SharedVolumeSpec, Volume};
+use crate::spec::{SHARED_PACKAGES, SharedVolumeSpec, Volume, WORKSPACE};
 use crate::{sys, volume};
 
 use super::mounts::{attach, copy_of};
-use super::{ApplyError, ApplyState, At, SetupEvent, Syscall, write_existing};
+use super::{ApplyError, ApplyState, At, SetupEvent, Syscall, packages, write_existing};
 
 /// Temporary mount points of the volumes while their directories are created.
 pub(super) const VOLUME: &str = "/.volume";
@@ -84,7 +84,7 @@ impl ApplyState {
         if let Some(mode) = mode {
             set_mode(&fd, mode, path)?;
         }
-        below.iter().try_for_each(|dir| self.kept_point(&made.join(dir), ids::KEPT))?;
+        below.iter().try_for_each(|dir| self.kept_mount_point(&made.join(dir), ids::KEPT))?;
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
             .map_err(|_| ApplyError::Wrong { at: path.to_owned(), why: "its files are root's" })?;
@@ -99,13 +99,18 @@ impl ApplyState {
             Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
             other => other?,
         }
-        let dir = match self.target(path) {
-            // Code has put a symlink there.
-            Err(ApplyError::Call { errno: Errno::LOOP, .. }) => return Ok(()),
-            other => other?,
-        };
+        let dir = self.target(path)?;
         let found = rustix::fs::fstat(&dir).at(Syscall::Stat, path)?;
         if found.st_uid == 0 { chown(&dir, (owner, owner), path) } else { Ok(()) }
+    }
+
+    /// Creates a directory of a kept workspace over which something is to be shown. Code may have put something else
+    /// there or above, or have filled the volume. Nothing is shown there then, and the sandbox is created anyway.
+    pub(super) fn kept_mount_point(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
+        match self.kept_point(path, owner) {
+            Err(ApplyError::Call { .. }) => Ok(()),
+            other => other,
+        }
     }
 
     /// Shows a directory at a second path, unless code has replaced it by something else.
@@ -139,12 +144,40 @@ impl ApplyState {
     }
 
     pub(super) fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
+        let dir = open_shared(&shared.host)?;
+        if self.directory(&shared.inside)?.is_some() {
+            return self.show_shared(&dir, shared, owner);
+        }
+        let message = format!(
+            "the mount `{}` is left out: code has put something else in its place on the kept workspace",
+            shared.inside.display()
+        );
+        self.report(&SetupEvent::Note { message }, &[])
+    }
+
+    /// Shows the directory for packages that is in a shared workspace. Without it, packages are on the sandbox's own
+    /// volume.
+    pub(super) fn share_packages(
+        &self,
+        workspace: &Path,
+        shared: &SharedVolumeSpec,
+        owner: Option<u32>,
+    ) -> Result<(), ApplyError> {
+        let opened = packages::open(&open_shared(workspace)?, owner.is_some()).at(Syscall::Open, &shared.host);
+        let why = match opened.and_then(|dir| self.show_shared(&dir, shared, owner)) {
+            Err(ApplyError::Call { errno, .. }) => errno.to_string(),
+            Err(ApplyError::RootsDirectory { .. }) => "it belongs to root".to_owned(),
+            other => return other,
+        };
+        let message = format!(
+            "`{WORKSPACE}/{SHARED_PACKAGES}` cannot be used for packages ({why}): packages that are installed do not outlive \
+             the sandbox (delete what is there, and the next sandbox has a new directory)"
+        );
+        self.report(&SetupEvent::Note { message }, &[])
+    }
+
+    fn show_shared(&self, dir: &OwnedFd, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
         let SharedVolumeSpec { host, inside, read_only } = shared;
-        // Open the directory only once, so that a concurrent rename cannot change which directory is shown. Symlinks are
-        // refused in every component: code may have put one into another shared directory.
-        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::openat2(CWD, host, flags, Mode::empty(), how).at(Syscall::Open, host)?;
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
         let access = if *read_only { sys::RDONLY } else { 0 };
@@ -186,6 +219,14 @@ impl ApplyState {
         rustix::fs::unlinkat(self.root()?, &volume[1..], AtFlags::REMOVEDIR).at(Syscall::Umount, at)?;
         rustix::process::chdir("/").at(Syscall::Chdir, Path::new("/"))
     }
+}
+
+/// Opens a shared directory only once, so that a concurrent rename cannot change which directory is shown. Symlinks are
+/// refused in every component: code may have put one into another shared directory.
+fn open_shared(host: &Path) -> Result<OwnedFd, ApplyError> {
+    let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat2(CWD, host, flags, Mode::empty(), how).at(Syscall::Open, host)
 }
 
 /// Sets the mode explicitly, because `mkdir` applies the umask and ignores the sticky bit.

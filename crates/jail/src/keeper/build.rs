@@ -13,7 +13,7 @@ use crate::kept_volumes::{KeptVolumeRequest, ParkedVolume, VolumeLease, VolumesF
 use crate::launcher::failed;
 use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
-use crate::spec::{BrowserJail, JailSpec, Limits, PROXY, SandboxSpec, Volume};
+use crate::spec::{BrowserJail, JailSpec, Limits, PROXY, SandboxSpec, SharedVolumeSpec, Volume, workspace_of};
 use crate::survey::ProcessBound;
 use crate::sys;
 use crate::token::{Token, WatchedFd};
@@ -146,8 +146,9 @@ impl Keeper {
     /// Rejects shared directories that contain the sockets of other sandboxes, the images of their volumes or the locks
     /// of their uids.
     fn check_shared(&self, spec: &SandboxSpec) -> io::Result<()> {
-        for shared in &spec.volumes {
-            let host = &shared.host;
+        // The packages of a workspace are in the workspace, and may not exist yet.
+        let required = spec.volumes.iter().filter(|shared| workspace_of(shared, &spec.volumes).is_none());
+        for SharedVolumeSpec { host, .. } in required {
             let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
             let real = host.canonicalize().map_err(absent)?;
             let ours = self.private.iter().filter_map(|dir| dir.canonicalize().ok());

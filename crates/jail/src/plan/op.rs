@@ -73,9 +73,9 @@ pub(crate) enum Op {
     /// image stays locked until it is unmounted.
     KeptImage { template: Option<PathBuf>, image: PathBuf },
     /// Shows the single directory of the kept image at `path`, with its files mapped to `owner`. It gets this mode, and
-    /// these directories below it are created if they do not exist.
+    /// these directories below it are created if they do not exist and nothing is in their way.
     KeptDir { path: PathBuf, owner: u32, mode: Option<u32>, below: Vec<PathBuf> },
-    /// Creates a directory on a kept volume in memory if it does not exist.
+    /// Creates a directory on a kept volume in memory if it does not exist and nothing is in its way.
     KeptPoint { path: PathBuf, owner: u32 },
     /// Shows a directory of a volume at a second path.
     ShowAt { from: PathBuf, path: PathBuf },
@@ -87,8 +87,12 @@ pub(crate) enum Op {
     HoldKept(PathBuf),
     /// Binds a kept volume in memory, which the launcher has mounted at `at`.
     KeptBind { at: PathBuf, path: PathBuf, owner: u32 },
-    /// Shows a directory of the host. With an `owner`, files of the directory's owner appear as files of `owner`.
+    /// Shows a directory of the host. With an `owner`, files of the directory's owner appear as files of `owner`. It is
+    /// left out if its place on a kept workspace is not a directory.
     Share { shared: SharedVolumeSpec, owner: Option<u32> },
+    /// Shows the directory for packages in this workspace of the host in the same way, after creating it if it does not
+    /// exist. It is left out if code has replaced it.
+    SharePackages { workspace: PathBuf, shared: SharedVolumeSpec, owner: Option<u32> },
     /// Makes the new root the root of the process and detaches the old one.
     PivotRoot,
     /// Makes the root itself read-only.
@@ -172,9 +176,11 @@ impl fmt::Display for Op {
             Self::KeptBind { at, path, owner } => {
                 write!(f, "kept {} on {} owner {owner}", at.display(), path.display())
             }
-            Self::Share { shared: SharedVolumeSpec { host, inside, read_only }, owner } => {
+            Self::Share { shared: SharedVolumeSpec { host, inside, read_only }, owner }
+            | Self::SharePackages { shared: SharedVolumeSpec { host, inside, read_only }, owner, .. } => {
+                let created = if matches!(self, Self::Share { .. }) { "" } else { "created " };
                 let access = if *read_only { "ro" } else { "rw" };
-                write!(f, "share {} on {} {access},nosuid,nodev", host.display(), inside.display())?;
+                write!(f, "share {created}{} on {} {access},nosuid,nodev", host.display(), inside.display())?;
                 owner.iter().try_for_each(|owner| write!(f, " shown as {owner}"))
             }
             Self::PivotRoot => write!(f, "pivot root"),

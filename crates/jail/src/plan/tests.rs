@@ -1,7 +1,7 @@
 use super::*;
 use crate::confine::ARRIVAL;
 use crate::ids::{IdMap, Mode};
-use crate::spec::{BrowserJail, Content, Host, Volume};
+use crate::spec::{BrowserJail, Content, Host, SharedVolumeSpec, Volume};
 
 fn spec(mode: Mode) -> JailSpec {
     let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
@@ -246,6 +246,16 @@ fn a_shared_directory_may_be_on_the_volume_or_replace_a_part_of_it() {
     + share /srv on /tmp/x rw,nosuid,nodev shown as 1879048199
     + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr write /workspace write /data/a/b write /data/a/c write /tmp/x
     ");
+    // Code can remove the packages in its workspace, so they are created again.
+    let packages = SharedVolumeSpec { host: "/srv/.sandpool/packages".into(), ..share("/tmp/.packages") };
+    let kept = |read_only| {
+        let workspace = SharedVolumeSpec { read_only, ..share("/workspace") };
+        let spec = JailSpec { shared: vec![workspace, packages.clone()], ..spec(Mode::Root) };
+        plan(&spec).ops.into_iter().filter(|op| op.to_string().contains("on /tmp/.packages")).collect::<Vec<_>>()
+    };
+    let (workspace, owner) = (PathBuf::from("/srv"), spec(Mode::Root).map.remapped());
+    assert_eq!(kept(false), [Op::SharePackages { workspace, shared: packages.clone(), owner }]);
+    assert_eq!(kept(true), [Op::Share { shared: packages.clone(), owner }]);
     // Nothing is shown in another shared directory, on the kept volume, or where the browser puts its downloads.
     assert!(of(&["/workspace", "/workspace/x"], spec(Mode::Root)).check().is_err());
     assert!(of(&["/data/x"], with_volumes(Mode::Root)).check().is_err());

@@ -164,6 +164,53 @@ async fn a_shared_directory_that_became_a_symlink_is_refused() {
     native.shutdown().await;
 }
 
+/// Code can do what it likes to the packages in its workspace: the next sandbox is created, and none of it leads outside.
+#[tokio::test]
+async fn w66_packages_in_a_shared_workspace_are_created_again_or_left_out() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("packages");
+    let (project, outside) = (owned(&place, "project", 4321), owned(&place, "outside", 4321));
+    let native = start_without_spares(&place.0).await;
+    let packages = share(&project.join(sandbox::SHARED_PACKAGES), "/tmp/.packages", false);
+    let spec = SandboxSpec { volumes: vec![share(&project, "/workspace", false), packages], ..spec() };
+    let seen = "cd /workspace; stat -c %u .sandpool/packages; cat .sandpool/.gitignore; echo x > /tmp/.packages/f; \
+                cat .sandpool/packages/f";
+    // `None`: the directory is there. Otherwise: why it is left out.
+    for (attack, why) in [
+        ("true", None),
+        ("rm -rf .sandpool", None),
+        ("rm -rf .sandpool/packages", None),
+        ("rm -rf .sandpool; ln -s /tmp .sandpool", Some("Not a directory")),
+        (&format!("rm .sandpool; ln -s {} .sandpool", outside.display()), Some("Not a directory")),
+        ("rm .sandpool; mkdir .sandpool; ln -s /etc .sandpool/packages", Some("Not a directory")),
+        ("rm -rf .sandpool; echo x > .sandpool", Some("Not a directory")),
+        ("rm -rf .sandpool", None),
+        ("chmod 0 .sandpool/packages .sandpool", Some("Permission denied")),
+        ("chmod 755 .sandpool; chmod 755 .sandpool/packages; rm -rf .sandpool; chmod 555 .", Some("Permission denied")),
+        ("chmod 755 .", None),
+    ] {
+        let before = native.create(&spec).await.unwrap();
+        sh(&*before, &format!("cd /workspace; {attack}")).await;
+        before.destroy().await.unwrap();
+        let after = native.create(&spec).await.unwrap_or_else(|error| panic!("{attack}: {error}"));
+        let missing = after.isolation().missing.join("\n");
+        match why {
+            None => assert_eq!(sh(&*after, seen).await, "1000\n*\nx\n", "{attack}: {missing}"),
+            Some(why) => {
+                assert_eq!(sh(&*after, "echo x > /tmp/.packages/f; cat /tmp/.packages/f").await, "x\n", "{attack}");
+                let note = format!("`/workspace/.sandpool/packages` cannot be used for packages ({why}");
+                assert!(missing.contains(&note) && !missing.contains("4321"), "{attack}: {missing}");
+            }
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "{attack}");
+        after.destroy().await.unwrap();
+    }
+    assert_eq!(owner(&project.join(".sandpool/.gitignore")), 4321);
+    native.shutdown().await;
+}
+
 #[tokio::test]
 async fn what_cannot_be_shared_is_refused_with_a_reason() {
     if !root() {
@@ -340,6 +387,31 @@ async fn a_kept_workspace_outlives_its_sandbox_and_is_listed_with_its_owner() {
         sh(&*three, "readlink /workspace/.packages; ls -A /tmp/.packages; cat /workspace/a/project/f").await,
         "/etc\ntheirs\n"
     );
+    // Something else is in the place of a mount (W68): the mount is left out until code has removed it, and landlock
+    // gives nobody the rights of the mount elsewhere.
+    let mut last = three;
+    let fill = "mv a y; head -c 64M /dev/zero > full; for i in $(seq 1000); do touch $i || break; done";
+    for (attack, is_left_out) in [
+        ("mv a z; ln -s /tmp a", true),
+        ("rm a; ln -s / a", true),
+        ("rm a; echo x > a", true),
+        ("rm a; mkdir a; echo x > a/project", true),
+        ("rm a/project; ln -s / a/project", true),
+        ("rm -r a; chmod 555 .", false),
+        (fill, true),
+    ] {
+        sh(&*last, &format!("cd /workspace; {attack}")).await;
+        last.destroy().await.unwrap();
+        last = other.create(&spec).await.unwrap_or_else(|error| panic!("{attack}: {error}"));
+        let missing = last.isolation().missing.join("\n");
+        let note = "the mount `/workspace/a/project` is left out";
+        let is_there = sh(&*last, "cat /workspace/a/project/f").await == "theirs\n";
+        assert_eq!((missing.contains(note), !is_there), (is_left_out, is_left_out), "{attack}: {missing}");
+    }
+    sh(&*last, "cd /workspace; rm -rf *").await;
+    last.destroy().await.unwrap();
+    let three = other.create(&spec).await.unwrap();
+    assert_eq!(sh(&*three, "cat /workspace/a/project/f").await, "theirs\n");
     three.destroy().await.unwrap();
     assert!(sandbox::remove_workspace(&state, &volume.name).unwrap());
     assert_eq!(stored(), []);

@@ -8,7 +8,6 @@ mod flags;
 mod journal;
 mod network;
 mod output;
-mod packages;
 mod prepare;
 mod run;
 mod serve;

@@ -13,10 +13,10 @@ use engine::{
     Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant, WORKSPACE,
 };
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, Mode, NativeConfig, spawn_launcher};
-use sandbox::{Backend, Isolation, Level};
+use sandbox::{Backend, Isolation, Level, SHARED_PACKAGES};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failed, network, packages};
+use super::{Failed, network};
 use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig};
 use crate::handler::{Execute, Executing};
 
@@ -180,7 +180,7 @@ pub(crate) fn engine_config(
         egress: network::egress(config)?,
         realms,
         quota,
-        mounts: mounts(config)?,
+        mounts: mounts(config),
         file_secret,
         shutdown_grace: shutdown_grace(config),
         start_timeout: microsandbox.start_timeout,
@@ -192,23 +192,34 @@ pub(crate) fn engine_config(
     })
 }
 
-/// Returns the mounts of the engine. One that replaces the workspace is followed by one for the packages that code
-/// installs, so that they last as long as the files.
-fn mounts(config: &Config) -> Result<Vec<Mount>, Failed> {
+/// Returns the mounts of the engine. One that replaces the workspace of one tenant is followed by one for the packages
+/// that code installs, so that they last as long as the files. The launcher creates the directory.
+fn mounts(config: &Config) -> Vec<Mount> {
     let mut all: Vec<Mount> = config.mounts.iter().map(mount).collect();
-    let taken = |volume: &SharedVolume| volume.inside.starts_with(PACKAGES);
-    if config.mounts.iter().any(|mount| taken(&mount.volume)) {
-        return Ok(all);
+    if config.mounts.iter().any(|mount| mount.volume.inside.starts_with(PACKAGES)) {
+        return all;
     }
     for mount in config.mounts.iter().filter(|mount| mount.volume.inside == Path::new(WORKSPACE)) {
-        if !mount.volume.read_only {
-            let failed = |error| Failed(format!("`{}`: {error}", mount.volume.host.join(packages::DIR).display()));
-            let host = packages::prepare(&mount.volume.host).map_err(failed)?;
+        if !mount.volume.read_only && is_of_one_tenant(config, mount) {
+            let host = mount.volume.host.join(SHARED_PACKAGES);
             let volume = SharedVolume { host, inside: PACKAGES.into(), read_only: false };
             all.push(self::mount(&MountConfig { volume, ..mount.clone() }));
         }
     }
-    Ok(all)
+    all
+}
+
+/// Returns whether no second tenant can write to the packages in this workspace. A kernel executes code from there when
+/// it starts, before the first cell.
+fn is_of_one_tenant(config: &Config, workspace: &MountConfig) -> bool {
+    let (packages, tenants) = (workspace.volume.host.join(SHARED_PACKAGES), mount(workspace).tenants);
+    let reaches = |volume: &SharedVolume| {
+        !volume.read_only && (packages.starts_with(&volume.host) || volume.host.starts_with(&packages))
+    };
+    let mut mounts = config.mounts.iter().filter(|mount| reaches(&mount.volume));
+    tenants.as_ref().is_some_and(|tenants| tenants.len() == 1)
+        && mounts.all(|other| mount(other).tenants == tenants)
+        && !config.dialects.microsandbox.volumes.iter().any(|volume| reaches(&resolved(volume)))
 }
 
 fn mount(mount: &MountConfig) -> Mount {
@@ -374,6 +385,38 @@ mod tests {
             let of_realm = [realm.max_timeout, realm.max_command_timeout, realm.max_background];
             assert_eq!(of_realm.map(|time| time.as_secs()), of_options, "{settings}");
         }
+    }
+
+    #[test]
+    fn w67_tenants_that_can_write_to_the_same_workspace_share_no_packages() {
+        let dir = Scratch::new();
+        let (project, below) = (dir.0.join("project"), dir.0.join("project/below"));
+        std::fs::create_dir_all(&below).unwrap();
+        let mount = |host: &Path, guest: &str, rest: &str| {
+            format!("[[mount]]\nhost = '{}'\nguest = '{guest}'\naccess = 'rw'\n{rest}\n", host.display())
+        };
+        let workspace = |tenants: &str| mount(&project, "/workspace", tenants);
+        let of = |text: &str| {
+            let mounts = mounts(&config(text));
+            mounts.into_iter().filter(|mount| mount.volume.inside == Path::new(PACKAGES)).collect::<Vec<_>>()
+        };
+        let blue = workspace("tenants = ['blue']");
+        let [packages] = &of(&blue)[..] else { panic!("one tenant has packages") };
+        assert_eq!(packages.volume.host, project.join(".sandpool/packages"));
+        assert_eq!(packages.tenants, Some(vec![Tenant("blue".into())]));
+        assert_eq!(of(&workspace("")).len(), 1, "the local tenant");
+        let own = mount(&dir.0, "/mnt/all", "tenants = ['blue']");
+        assert_eq!(of(&format!("{blue}{own}")).len(), 1, "the same tenant may write there by another path");
+        let beside = mount(&below, "/data", "tenants = ['red']");
+        assert_eq!(of(&format!("{blue}{beside}")).len(), 1, "another directory");
+
+        assert_eq!(of(&workspace("tenants = ['blue', 'red']")), []);
+        assert_eq!(of(&workspace("tenants = ['*']")), []);
+        assert_eq!(of(&format!("{blue}{}", workspace("tenants = ['red']"))), []);
+        assert_eq!(of(&format!("{blue}{}", mount(&dir.0, "/data", "tenants = ['red']"))), []);
+        assert_eq!(of(&format!("{blue}{}", mount(&project, "/data", "tenants = ['*']"))), []);
+        let volumes = format!("[microsandbox]\nvolumes = ['{}:/shared/x:rw']\n", dir.0.display());
+        assert_eq!(of(&format!("{blue}{volumes}")), []);
     }
 
     /// Each dialect's rules stand in one place; without settings the engine gets exactly these.

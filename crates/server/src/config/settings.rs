@@ -311,7 +311,7 @@ const GENERAL: [Setting; 77] = [
         "runtimes.preload",
         List,
         Is("[\"numpy\", \"pandas\", \"matplotlib.pyplot\"]"),
-        "Python modules that this interpreter imports before kernels are forked from it; they must not start threads",
+        "Python modules that this interpreter imports before kernels are forked from it; they must not start threads, and none can be an added package",
     )
     .env(&["SANDPOOL_PRELOAD"]),
     setting(

@@ -135,6 +135,33 @@ packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]
 }
 
 #[test]
+fn w66_code_that_replaces_its_packages_stops_no_context_and_no_server() {
+    let state = StateDir::new("no-packages-directory");
+    let project = directory(&state, "project");
+    let start = || {
+        let mut command = stdio_of("sandpool", &state.0, "");
+        command.args(["--workspace", "project"]).current_dir(&state.0);
+        Client::start(command)
+    };
+    let mut client = start();
+    for (attack, is_there) in [("rm -rf .sandpool", true), ("rm -rf .sandpool; ln -s /tmp .sandpool", false)] {
+        let attacked = client.call("run_command", json!({ "command": attack }));
+        assert_eq!(attacked.json()["success"], true, "{}", attacked.0);
+        for _ in 0..2 {
+            let made = client.call("create_context", json!({}));
+            assert!(!made.is_error(), "{attack}: {}", made.0);
+            let install = json!({ "command": "echo x > /tmp/.packages/f", "context": made.field("context") });
+            assert_eq!(client.call("run_command", install).json()["success"], true, "{attack}");
+            assert_eq!(project.join(".sandpool/packages/f").is_file(), is_there, "{attack}");
+            // The next server starts, too.
+            assert!(client.finish().success());
+            client = start();
+        }
+    }
+    assert!(client.finish().success());
+}
+
+#[test]
 fn without_a_workspace_the_next_answer_says_that_all_is_gone() {
     let state = StateDir::new("no-workspace");
     let mut client = Client::start(stdio_of("sandpool", &state.0, ""));

@@ -144,7 +144,11 @@ impl Runtimes {
     }
 
     fn settings(&self) -> String {
-        format!("[runtimes]\ndir = '{}'\nwarm = false\n", self.0.display())
+        self.warm("warm = false")
+    }
+
+    fn warm(&self, setting: &str) -> String {
+        format!("[runtimes]\ndir = '{}'\n{setting}\n", self.0.display())
     }
 
     #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
@@ -191,5 +195,19 @@ fn an_added_package_is_installed_alone_and_stays_until_it_is_removed() {
     let mut client = Client::start(stdio_of("sandpool", &state.0, &runtimes.settings()));
     let ran = python(&mut client, "import tinypack");
     assert_eq!(ran.json()["error"]["name"], "ModuleNotFoundError", "{}", ran.0);
+    assert!(client.finish().success());
+}
+
+#[test]
+fn w65_code_of_an_added_package_runs_only_in_sandboxes() {
+    let (state, registry, runtimes) = (StateDir::new("start"), Registry::start(), Runtimes::copied("start"));
+    let added = runtimes.setup(&state, &registry, &["--add", "startpack"]);
+    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+    let settings = runtimes.warm("warm = true\npreload = ['pandas', 'startpack']");
+    let mut client = Client::start(stdio_of("sandpool", &state.0, &settings));
+    // The kernel is a fork; the package was opened once, by the kernel itself and its confined user.
+    let code = "import os, sys\nforked = 'pandas' in sys.modules, 'startpack' in sys.modules\nimport startpack\n\
+                (forked, sys.startpack == [(os.getuid(), os.getpid())], startpack.value)";
+    assert_eq!(value(&mut client, code), "((True, False), True, 'of the wheel')");
     assert!(client.finish().success());
 }

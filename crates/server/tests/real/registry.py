@@ -9,10 +9,12 @@ import tarfile
 import zipfile
 
 
-def wheel(name, version, code, requires=""):
+def wheel(name, version, code, requires="", start=""):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(f"{name}/__init__.py", code)
+        if start:
+            archive.writestr(f"{name}.pth", start)
         info = f"{name}-{version}.dist-info"
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
         archive.writestr(f"{info}/METADATA", metadata)
@@ -37,6 +39,8 @@ WHEELS = dict([
     # The runtime has the one it needs, and another version of the other.
     wheel("tinypack", "1.0", "value = 'of the wheel'\ndef says(): print('said')\n", "Requires-Dist: numpy\n"),
     wheel("openpyxl", "99.0", "__version__ = '99.0'\n"),
+    # It runs code at each start of Python.
+    wheel("startpack", "1.0", "value = 'of the wheel'\n", start="import os, sys; sys.startpack = [*getattr(sys, 'startpack', []), (os.getuid(), os.getpid())]\n"),
 ])
 TARBALL = tarball("tinynode", "1.2.3", "module.exports = 'of the tarball'")
 

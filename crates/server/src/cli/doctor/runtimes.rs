@@ -125,7 +125,12 @@ fn imports(layer: &str, wanted: &[String], failed: &BTreeMap<String, String>) ->
     }
     let failed: Vec<String> = failed.iter().map(|(name, why)| format!("{name} cannot be imported ({why})")).collect();
     let why = format!("{why}; {}", failed.join("; "));
-    fact(layer, FactState::Off, why, "install what is missing, or change `runtimes.preload`")
+    fact(
+        layer,
+        FactState::Off,
+        why,
+        "change `runtimes.preload`; packages that `sandpool setup --add` added cannot be preloaded",
+    )
 }
 
 async fn browser(context: &CommandEnv) -> Vec<Fact> {
