@@ -25,7 +25,9 @@ pub use jail::kept_volumes::{
 pub use jail::pool::Backoff;
 /// A directory of the host. In the sandbox, the files of its owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
-pub use jail::spec::{BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec, ZygoteStatus};
+pub use jail::spec::{
+    BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec, ZygoteStatus, is_kernel_file_system,
+};
 
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
