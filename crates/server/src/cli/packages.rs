@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 /// Where it is in the workspace.
@@ -13,7 +13,7 @@ pub(super) const DIR: &str = ".sandpool/packages";
 /// Creates the directory, unless it exists, with the owner of the workspace, and returns its path. Code may have written
 /// to the workspace before, so this follows no symlink.
 pub(super) fn prepare(workspace: &Path) -> io::Result<PathBuf> {
-    let mut parent = rustix::fs::open(workspace, FLAGS, Mode::empty())?;
+    let mut parent = rustix::fs::openat2(CWD, workspace, FLAGS, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
     for (number, name) in DIR.split('/').enumerate() {
         let (dir, is_new) = open_or_create(&parent, name)?;
         if is_new && number == 0 {
