@@ -169,8 +169,9 @@ pub(crate) struct DialectLimits {
     pub shutdown_grace: Duration,
     /// Part of the memory that the browser may use; `None` in a dialect without a browser.
     pub browser_memory_mb: Option<u64>,
-    /// Time after which the workspace of a named context is deleted; `None` if workspaces end with their contexts.
-    pub persist: Option<Duration>,
+    /// Time after which the workspace of a named context is deleted, and space of all of a tenant's in MB; `None` if
+    /// workspaces end with their contexts.
+    pub persist: Option<(Duration, u64)>,
 }
 
 impl Config {
@@ -441,7 +442,8 @@ impl DialectLimits {
             shutdown_grace: effective.time(&key("shutdown_grace"))?,
             persist: match settings::find(&key("persist")) {
                 Some(_) if effective.get(&key("persist"))? => {
-                    Some(Duration::from_secs(effective.get::<u64>(&key("persist_days"))? * 86_400))
+                    let days: u64 = effective.get(&key("persist_days"))?;
+                    Some((Duration::from_secs(days * 86_400), effective.get(&key("persist_mb"))?))
                 }
                 _ => None,
             },
