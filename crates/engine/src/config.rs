@@ -193,6 +193,8 @@ pub struct RealmConfig {
     pub kept: Option<KeptConfig>,
     /// Size and lifetime of the workspaces of named contexts, if they outlive their sandboxes.
     pub persist: Option<KeptConfig>,
+    /// Space of such workspaces of one tenant at which no new one is created.
+    pub persist_bytes: u64,
     pub volumes: Vec<SharedVolume>,
     /// Policy for the network of sandboxes. Without one a sandbox reaches only itself.
     pub network: Option<egress::Policy>,
@@ -251,6 +253,7 @@ impl RealmConfig {
             sweep_interval: Duration::from_secs(60),
             kept: None,
             persist: None,
+            persist_bytes: u64::MAX,
             volumes: Vec::new(),
             network: None,
             network_of: BTreeMap::new(),

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::guest::lock;
 use crate::links::Keys;
-use crate::op::{ContextInfo, EngineError, Size};
+use crate::op::{ContextInfo, EngineError, Ran, Size};
 use crate::registry::LiveSandbox;
 use crate::tenancy::Charge;
 
@@ -120,6 +120,9 @@ pub(crate) struct Context {
     pub(crate) charge: Mutex<Option<Charge>>,
     /// True if the context was created for a call that has not reported it to its client.
     unreported: AtomicBool,
+    /// True if a call that needed a context created it, and no answer has said yet what it does not have. Its client may
+    /// remember an earlier one.
+    unexplained: AtomicBool,
     /// Notifies file operations that wait for a sandbox.
     sandbox_changed: Notify,
     activity: Mutex<ContextActivity>,
@@ -207,6 +210,7 @@ impl Context {
             gone: CancellationToken::new(),
             charge: Mutex::default(),
             unreported: AtomicBool::new(false),
+            unexplained: AtomicBool::new(false),
             sandbox_changed: Notify::new(),
             activity: Mutex::new(ContextActivity {
                 sandbox: state.sandbox.clone(),
@@ -254,6 +258,15 @@ impl Context {
 
     pub(crate) fn cell_turn(&self, language: Language) -> CellTurn {
         lock(&self.cell_turns).entry(language).or_default().clone()
+    }
+
+    /// Returns whether the answer to this run has to say that the context is new. Only one answer does.
+    pub(crate) fn is_missing_earlier(&self, ran: &Ran) -> bool {
+        const ERRORS: [&str; 4] = ["NameError", "ReferenceError", "ModuleNotFoundError", "FileNotFoundError"];
+        let misses = ran.error.as_ref().is_some_and(|error| ERRORS.contains(&error.name.as_str()));
+        // A notice says it too.
+        let told = ran.notice.is_some();
+        (misses || told) && self.unexplained.swap(false, Ordering::SeqCst) && !told
     }
 
     pub(crate) fn not_found(&self) -> EngineError {
@@ -363,6 +376,7 @@ pub(crate) struct NewContextNotice {
 
 impl NewContextNotice {
     pub(crate) fn created(context: &Arc<Context>) -> Self {
+        context.unexplained.store(true, Ordering::SeqCst);
         Self { context: context.clone(), is_new: true }
     }
 

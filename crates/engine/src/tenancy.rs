@@ -120,6 +120,11 @@ impl Tenancy {
         vec![self.tenant.group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
     }
 
+    /// Returns how many contexts the tenant may have here.
+    pub(crate) fn most_contexts(&self) -> usize {
+        self.config().max_contexts.min(self.tenant.quota.contexts.unwrap_or(usize::MAX))
+    }
+
     /// Returns the directories of the host that the operator mounts into this tenant's contexts.
     pub(crate) fn mounts(&self) -> impl Iterator<Item = &SharedVolume> {
         let realm = self.config().realm;

@@ -45,23 +45,30 @@ pub(crate) fn volume_of(secret: &[u8; 32], tenancy: &Tenancy, context: &str) -> 
 
 impl Inner {
     /// Returns whether the workspace exists. Fails if it would be a new one and the tenant already has `max_contexts`
-    /// workspaces.
+    /// workspaces, or if they take all the space that they may take.
     pub(crate) async fn has_workspace(&self, tenancy: &Tenancy, volume: &KeptVolume) -> Result<bool, EngineError> {
         let failed = |error: BackendError| EngineError::CreateFailed(SandboxFailure::from(error).public);
         let all = self.registry.backend().kept().await.map_err(failed)?;
         if all.iter().any(|kept| kept.name == volume.name) {
             return Ok(true);
         }
-        let (owner, most) =
-            (volume.workspace.as_ref().map(|workspace| &workspace.owner), tenancy.config().max_contexts);
+        let owner = volume.workspace.as_ref().map(|workspace| &workspace.owner);
+        let (most, most_bytes) = (tenancy.most_contexts(), tenancy.config().persist_bytes);
         let is_own = |kept: &WorkspaceOwner| {
             owner.is_some_and(|own| (&own.tenant, &own.dialect) == (&kept.tenant, &kept.dialect))
         };
-        let own = all.iter().filter(|kept| kept.owner.as_ref().is_some_and(is_own)).count();
-        if own >= most {
-            return Err(EngineError::OverLimit { what: "kept workspaces", limit: most.to_string() });
-        }
-        Ok(false)
+        let own: Vec<u64> =
+            all.iter().filter(|kept| kept.owner.as_ref().is_some_and(is_own)).map(|kept| kept.used_bytes).collect();
+        let full = if own.len() >= most {
+            format!("{most} workspaces are kept, which is the most")
+        } else if own.iter().sum::<u64>() >= most_bytes {
+            format!("the workspaces that are kept take {} MB, which is the most", most_bytes >> 20)
+        } else {
+            return Ok(false);
+        };
+        let remedy =
+            "use the name of an earlier context, or ask the operator to remove one (`sandpool workspace remove`)";
+        Err(EngineError::CreateFailed(format!("{full}: {remedy}")))
     }
 
     /// Deletes workspaces that were unused for too long. The back end refuses to delete one that is in use.

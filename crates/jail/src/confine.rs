@@ -77,6 +77,7 @@ impl fmt::Display for ConfineStep {
                 run.iter().try_for_each(|p| write!(f, " {}", p.display()))
             }
             Self::Seccomp { profile: Profile::Code } => write!(f, "seccomp"),
+            Self::Seccomp { profile: Profile::CodeOnHostFiles } => write!(f, "seccomp without set-uid files"),
             Self::Seccomp { profile: Profile::Browser } => write!(f, "seccomp of a browser"),
         }
     }

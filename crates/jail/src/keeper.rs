@@ -263,8 +263,9 @@ impl Keeper {
         tree.open()?;
         DirBuilder::new().mode(0o700).create(instance.dir.join(ROOT))?;
         // Compile the filters once here instead of in every child.
-        seccomp::compile(seccomp::Profile::Code);
-        seccomp::compile(seccomp::Profile::Browser);
+        for profile in seccomp::Profile::ALL {
+            seccomp::compile(profile);
+        }
         let slots = match survey.mode {
             Mode::Single => None,
             mode => {

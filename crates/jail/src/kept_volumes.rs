@@ -73,6 +73,8 @@ pub struct KeptVolumeRecord {
     pub last_used: u64,
     /// The owner of a workspace; `None` for the files of a conversation.
     pub owner: Option<WorkspaceOwner>,
+    /// Bytes that it takes on the disk or in memory.
+    pub used_bytes: u64,
 }
 
 /// Describes a workspace in a state directory, whether a server runs there or not.
@@ -104,7 +106,7 @@ pub fn workspaces(state_dir: &Path) -> io::Result<Vec<StoredWorkspace>> {
             owner: record.owner?,
             name: record.name,
             quota_bytes: found.size(),
-            used_bytes: found.blocks() * 512,
+            used_bytes: record.used_bytes,
             last_used: record.last_used,
             in_use,
         })
@@ -369,6 +371,7 @@ impl VolumeStore {
                     name: name.clone(),
                     last_used: volume.last_used,
                     owner: volume.owner.clone(),
+                    used_bytes: volume.charge,
                 };
                 Ok(volumes.iter().map(kept).collect())
             }
@@ -568,9 +571,10 @@ fn list_images(dir: &Path) -> io::Result<Vec<KeptVolumeRecord>> {
         let name = entry.file_name().to_str()?.strip_suffix(".img")?.to_owned();
         check_name(&name).ok()?;
         // An image that was removed in the meantime is not listed.
-        let last_used = u64::try_from(entry.metadata().ok()?.mtime()).unwrap_or(0);
+        let found = entry.metadata().ok()?;
+        let (last_used, used_bytes) = (u64::try_from(found.mtime()).unwrap_or(0), found.blocks() * 512);
         let owner = name.starts_with(WORKSPACE_PREFIX).then(|| read_label(dir, &name)).flatten();
-        Some(KeptVolumeRecord { name, last_used, owner })
+        Some(KeptVolumeRecord { name, last_used, owner, used_bytes })
     };
     let mut all: Vec<KeptVolumeRecord> = entries.flatten().filter_map(kept).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));

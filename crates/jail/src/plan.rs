@@ -416,7 +416,9 @@ fn confinement(spec: &JailSpec) -> impl Iterator<Item = ConfineStep> {
     // The guest writes the files that the browser uploads.
     let uploads = spec.browser.map(|_| PathBuf::from("/uploads"));
     let write = shared(false).chain(uploads).collect();
-    confined(ConfineStep::Landlock { run, write }, Profile::Code)
+    let writes_host_files = shared(false).next().is_some();
+    let profile = if writes_host_files { Profile::CodeOnHostFiles } else { Profile::Code };
+    confined(ConfineStep::Landlock { run, write }, profile)
 }
 
 fn confined(landlock: ConfineStep, profile: Profile) -> impl Iterator<Item = ConfineStep> {

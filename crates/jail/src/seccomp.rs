@@ -22,6 +22,8 @@ use serde::{Deserialize, Serialize};
 pub enum Profile {
     /// The guest and everything it starts.
     Code,
+    /// The same in a sandbox with writable shared volumes.
+    CodeOnHostFiles,
     /// A browser and its driver.
     Browser,
 }
@@ -33,11 +35,14 @@ pub struct Program(Vec<sock_filter>);
 /// Returns the filter of a profile, which is compiled once per process.
 pub fn compile(profile: Profile) -> &'static Program {
     static CODE: OnceLock<Program> = OnceLock::new();
+    static CODE_ON_HOST_FILES: OnceLock<Program> = OnceLock::new();
     static BROWSER: OnceLock<Program> = OnceLock::new();
-    match profile {
-        Profile::Code => CODE.get_or_init(|| Program(emit_program(profile))),
-        Profile::Browser => BROWSER.get_or_init(|| Program(emit_program(profile))),
-    }
+    let compiled = match profile {
+        Profile::Code => &CODE,
+        Profile::CodeOnHostFiles => &CODE_ON_HOST_FILES,
+        Profile::Browser => &BROWSER,
+    };
+    compiled.get_or_init(|| Program(emit_program(profile)))
 }
 
 /// Installs the filter for the calling thread and everything it starts from now on. `no_new_privs` has to be set.
@@ -79,6 +84,14 @@ enum Treatment {
 }
 
 impl Profile {
+    pub(crate) const ALL: [Self; 3] = [Self::Code, Self::CodeOnHostFiles, Self::Browser];
+
+    /// Returns the rules of this profile. Of two that name a syscall, the later one counts.
+    fn rules(self) -> impl Iterator<Item = &'static Rule> {
+        let own = if self == Self::Code { &[] } else { policy::HOST_FILES };
+        RULES.iter().chain(own)
+    }
+
     /// Returns the treatment of a syscall according to its rule, or `EPERM` where this profile is stricter.
     fn treatment(self, call: policy::SyscallEntry, rule: &'static Rule) -> Treatment {
         let named = || policy::BROWSER.iter().chain(policy::BROWSER_OLD).any(|own| own.number == call.number);
@@ -93,7 +106,7 @@ impl Profile {
 fn ranges(profile: Profile) -> Vec<Range> {
     let treated = |rule: &'static Rule, call: policy::SyscallEntry| (call.number as u32, profile.treatment(call, rule));
     let by_number: BTreeMap<u32, Treatment> =
-        RULES.iter().flat_map(|rule| rule.calls.iter().map(move |call| treated(rule, *call))).collect();
+        profile.rules().flat_map(|rule| rule.calls.iter().map(move |call| treated(rule, *call))).collect();
     let mut ranges: Vec<Range> = Vec::new();
     let mut next = 0;
     for (number, treatment) in by_number {

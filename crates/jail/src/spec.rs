@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -458,6 +459,37 @@ impl JailSpec {
         }
         Ok(())
     }
+}
+
+/// Returns whether a file or directory is on a file system that shows the Linux kernel and holds no files of anybody.
+pub fn is_kernel_file_system(found: impl AsFd) -> bool {
+    const KERNELS: [u64; 23] = [
+        0x9fa0,      // proc
+        0x6265_6572, // sysfs
+        0x0027_e0eb, // cgroup
+        0x6367_7270, // cgroup2
+        0x1cd1,      // devpts
+        0x6462_6720, // debugfs
+        0x7472_6163, // tracefs
+        0x7363_6673, // securityfs
+        0xf97c_ff8c, // selinuxfs
+        0x4341_5d53, // smackfs
+        0x5a3c_69f0, // apparmorfs
+        0x6165_676c, // pstore
+        0xcafe_4a11, // bpf
+        0x6265_6570, // configfs
+        0xde5e_81e4, // efivarfs
+        0x4249_4e4d, // binfmt_misc
+        0x1980_0202, // mqueue
+        0x9584_58f6, // hugetlbfs
+        0x6e73_6673, // nsfs
+        0x5049_4446, // pidfs
+        0x6573_5543, // fusectl
+        0x0765_5821, // resctrl
+        0x6c6f_6f70, // binder
+    ];
+    // The number is signed on some architectures; the upper half is then a copy of its sign.
+    rustix::fs::fstatfs(found).is_ok_and(|found| KERNELS.contains(&(found.f_type as u64 & 0xffff_ffff)))
 }
 
 fn check_form(path: &Path) -> Result<(), SpecError> {

@@ -27,6 +27,7 @@ pub use jail::pool::Backoff;
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
 pub use jail::spec::{
     BrowserRoom, DATA, FileSpec, Limits, PROXY, SHARED_PACKAGES, SandboxSpec, WORKSPACE, ZygoteSpec, ZygoteStatus,
+    is_kernel_file_system,
 };
 
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}

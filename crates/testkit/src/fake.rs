@@ -253,10 +253,13 @@ impl Backend for FakeBackend {
     }
 
     async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
+        // A volume takes a tenth of its quota.
+        let of = |name: &String| self.specs().into_iter().filter_map(|spec| spec.kept).find(|kept| kept.name == *name);
         let kept = |(name, last_used): (&String, &u64)| KeptVolumeInfo {
             name: name.clone(),
             last_used: *last_used,
-            owner: None,
+            owner: of(name).and_then(|kept| Some(kept.workspace?.owner)),
+            used_bytes: of(name).map_or(0, |kept| kept.bytes / 10),
         };
         Ok(lock(&self.shared.kept).iter().map(kept).collect())
     }

@@ -78,6 +78,7 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     // No process may inspect the interpreter, or the copies of it on their way into a sandbox.
     process::set_not_dumpable()?;
     seccomp::compile(seccomp::Profile::Code);
+    seccomp::compile(seccomp::Profile::CodeOnHostFiles);
     // Nothing waits for a W, so the Linux kernel reaps it.
     sys::ignore(libc::SIGCHLD);
     // One buffer is used throughout, because pages that are written between two forks are no longer shared with the

@@ -367,8 +367,8 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
         }
         add_lines(&mut note, &sentence);
     }
-    if ran.created && ran.notice.is_none() && misses_something(ran) {
-        add_lines(&mut note, &what_is_new(&ran.context));
+    if ran.misses_earlier {
+        add_lines(&mut note, &what_is_new(&ran.context, ran.created));
     }
     if is_disk_full(ran) {
         let mut sentence = disk_full(ran.context.limits.disk_bytes);
@@ -384,20 +384,17 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     (!note.is_empty()).then(|| note.to_owned())
 }
 
-/// Returns whether a run failed because something is not there: a variable, a module or a file.
-fn misses_something(ran: &Ran) -> bool {
-    const ERRORS: [&str; 4] = ["NameError", "ReferenceError", "ModuleNotFoundError", "FileNotFoundError"];
-    ran.error.as_ref().is_some_and(|error| ERRORS.contains(&error.name.as_str()))
-}
-
 /// Says what a new context does not have, for a model that remembers an earlier one.
-fn what_is_new(context: &ContextInfo) -> String {
+fn what_is_new(context: &ContextInfo, created: bool) -> String {
     let kept = |mount: &SharedVolume| (!mount.read_only).then(|| mount.inside.display().to_string());
     let kept: Vec<String> = context.mounts.iter().filter_map(kept).collect();
-    let kept = kept.join(", ");
-    match kept.as_str() {
-        "" => "This call made the context: it has no variables, packages or files of earlier calls.".into(),
-        _ => format!("This call made the context: it has no variables of earlier calls, but their files in {kept}."),
+    let made = match created {
+        true => "This call made the context: it has no variables",
+        false => "A recent call made the context anew: it has no variables",
+    };
+    match kept.join(", ").as_str() {
+        "" => format!("{made}, packages or files of earlier calls."),
+        kept => format!("{made} of earlier calls, but their files in {kept}."),
     }
 }
 

@@ -167,6 +167,9 @@ pub struct Ran {
     pub context: ContextInfo,
     /// True if the context was created for this run.
     pub created: bool,
+    /// True if the run failed because a variable, a module or a file is missing, in a context that a call created
+    /// because it needed one, and no earlier answer said that the context is new.
+    pub misses_earlier: bool,
     /// Current files in the conversation's `/data`, newest first.
     pub files: Option<FileListing>,
     pub stdout: Captured,
@@ -196,6 +199,7 @@ impl Ran {
         Self {
             context,
             created: false,
+            misses_earlier: false,
             files: None,
             stdout: Captured::default(),
             stderr: Captured::default(),

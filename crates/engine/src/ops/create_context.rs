@@ -63,12 +63,18 @@ impl OpContext {
         let browser = new.browser;
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let is_opened_again = match &plan.kept {
-            Some(volume) => self.inner.has_workspace(&self.tenancy, volume).await?,
-            None => false,
+        // New workspaces take turns, so that no two of them are counted as the last one that is allowed.
+        let (is_opened_again, workspace_turn) = match &plan.kept {
+            Some(volume) => {
+                let turn = self.unless_over(call, self.tenancy.creation_turns.turn("workspaces")).await?;
+                let exists = self.inner.has_workspace(&self.tenancy, volume).await?;
+                (exists, Some(turn).filter(|_| !exists))
+            }
+            None => (false, None),
         };
         let kind = SandboxKind { size: plan.size, language: plan.language, browser };
         let mut state = self.provision(kind, wanted, plan.kept.as_ref()).await?;
+        drop(workspace_turn);
         state.notice = is_opened_again.then(|| OPENED_AGAIN.into());
         let Some(sandbox) = state.sandbox.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {

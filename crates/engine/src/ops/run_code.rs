@@ -122,6 +122,7 @@ impl OpContext {
             ran.end = RunOutcome::SandboxLost { why: "its context was stopped".into() };
         }
         ran.created = resolved.new_notice.report();
+        ran.misses_earlier = context.is_missing_earlier(&ran);
         ran.context = context.info();
         Ok(Box::new(ran))
     }

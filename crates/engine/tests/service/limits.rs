@@ -317,3 +317,83 @@ async fn a_named_context_has_its_workspace_again_and_tenants_have_their_own() {
     assert!(other != blue && green != blue && !opened_again, "{other:?} {green:?}");
     assert_eq!(volume("blue", "").await, (None, false), "without a name there is nothing to find it by");
 }
+
+#[tokio::test(start_paused = true)]
+async fn kept_workspaces_have_a_limit_of_number_and_of_space_and_a_clear_error() {
+    let kept = engine::KeptConfig { bytes: 1000 << 20, inodes: 1000, stays: Duration::from_secs(3600) };
+    let realm = dialects::sandpool::REALM;
+    // Each takes a tenth of its quota.
+    let by_space = |realm: &mut engine::RealmConfig| realm.persist_bytes = 200 << 20;
+    let by_number = |realm: &mut engine::RealmConfig| realm.max_contexts = 2;
+    let limits: [(fn(&mut engine::RealmConfig), _, _); 3] = [
+        (by_number, None, "2 workspaces are kept, which is the most: use the name of an earlier context"),
+        (|_| {}, Some(2), "2 workspaces are kept, which is the most: use the name of an earlier context"),
+        (by_space, None, "the workspaces that are kept take 200 MB, which is the most: use the name"),
+    ];
+    for (limit, contexts, why) in limits {
+        let backend = FakeBackend::new();
+        let mut config = with_realm(realm, |realm| {
+            realm.persist = Some(kept);
+            limit(realm);
+        });
+        config.quota.contexts = contexts;
+        let engine = engine_with(&backend, config).await;
+        let make = async |tenant: &str, name: &str| {
+            let call = Call { realm, ..call_of(&Tenant(tenant.into())) };
+            let made = engine.execute(&call, Op::CreateContext(NewContext::named(name, Language::Python))).await;
+            let Ok(Outcome::Created(context)) = made else { return made.map(drop) };
+            let stop = Op::StopContext { which: ContextSelector::Id(context.id) };
+            engine.execute(&call, stop).await.map(drop)
+        };
+        for name in ["a", "b"] {
+            assert_eq!(make("blue", name).await, Ok(()), "{name}");
+        }
+        let refused = make("blue", "c").await;
+        assert!(matches!(&refused, Err(EngineError::CreateFailed(said)) if said.starts_with(why)), "{refused:?}");
+        assert_eq!(make("blue", "a").await, Ok(()), "one that exists is opened all the same");
+        assert_eq!(make("green", "c").await, Ok(()), "another tenant has its own limit");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_workspace_that_was_unused_for_too_long_is_deleted_at_the_start_and_later() {
+    use sandbox::Backend as _;
+    let backend = FakeBackend::new();
+    let stays = Duration::from_secs(30 * 86_400);
+    let kept = engine::KeptConfig { bytes: 1 << 30, inodes: 1000, stays };
+    let realm = dialects::sandpool::REALM;
+    let old = |name: &str| format!("w-{}", name.repeat(64));
+    backend.set_last_used(&old("0"), 1);
+    let engine = engine_with(&backend, with_realm(realm, |realm| realm.persist = Some(kept))).await;
+    assert!(backend.kept().await.unwrap().is_empty(), "before the first call");
+    let call = Call { realm, ..call() };
+    let make = |name: &str| Op::CreateContext(NewContext::named(name, Language::Python));
+    let last = || backend.specs().into_iter().filter_map(|spec| spec.kept).next_back().unwrap().name;
+    created(engine.execute(&call, make("open")).await);
+    let open = last();
+    let id = created(engine.execute(&call, make("closed")).await).id;
+    let closed = last();
+    assert!(engine.execute(&call, Op::StopContext { which: ContextSelector::Id(id) }).await.is_ok());
+    eventually("its sandbox is gone", || engine.counts().ending == 0).await;
+    for volume in [&open, &closed] {
+        backend.set_last_used(volume, 1);
+    }
+    tokio::time::sleep(Duration::from_secs(3 * 3600)).await;
+    let left: Vec<String> = backend.kept().await.unwrap().into_iter().map(|kept| kept.name).collect();
+    assert_eq!(left, [open], "one that is open stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_run_that_misses_something_in_a_context_that_a_call_made_is_marked() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let run = async |code: &str| ran(engine.execute(&call(), session("a", code)).await);
+    let marks = async |code: &str| {
+        let ran = run(code).await;
+        (ran.created, ran.misses_earlier)
+    };
+    assert_eq!(marks("print").await, (true, false));
+    assert_eq!(marks("raise ValueError").await, (false, false), "that is no loss");
+    assert_eq!(marks("raise NameError").await, (false, true));
+    assert_eq!(marks("raise NameError").await, (false, false), "once is enough");
+}

@@ -180,7 +180,7 @@ impl ApplyState {
     }
 
     /// Returns the visible mount points below `real`. Mount points covered by another mount are left out.
-    fn mounted_below(&mut self, real: &Path) -> Result<Vec<PathBuf>, ApplyError> {
+    pub(super) fn mounted_below(&mut self, real: &Path) -> Result<Vec<PathBuf>, ApplyError> {
         let below = |at: &&PathBuf| at.starts_with(real) && *at != real && is_mount_point(at);
         Ok(self.mount_points()?.iter().filter(below).cloned().collect())
     }

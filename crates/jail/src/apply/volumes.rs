@@ -11,10 +11,10 @@ use rustix::process::{Signal, WaitId, WaitIdOptions};
 use rustix::thread::{Gid, Uid};
 
 use crate::ids::{self, Remap};
-use crate::spec::{SHARED_PACKAGES, SharedVolumeSpec, Volume, WORKSPACE};
+use crate::spec::{SHARED_PACKAGES, SharedVolumeSpec, Volume, WORKSPACE, is_kernel_file_system};
 use crate::{sys, volume};
 
-use super::mounts::{attach, copy_of};
+use super::mounts::{SEALED, attach, copy_of, detached};
 use super::{ApplyError, ApplyState, At, SetupEvent, Syscall, packages, write_existing};
 
 /// Temporary mount points of the volumes while their directories are created.
@@ -143,7 +143,8 @@ impl ApplyState {
         attach(&tree, &self.target(path)?, path)
     }
 
-    pub(super) fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
+    /// Shows a directory of the host. See [`Self::show_shared`].
+    pub(super) fn share(&mut self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
         let dir = open_shared(&shared.host)?;
         if self.directory(&shared.inside)?.is_some() {
             return self.show_shared(&dir, shared, owner);
@@ -158,7 +159,7 @@ impl ApplyState {
     /// Shows the directory for packages that is in a shared workspace. Without it, packages are on the sandbox's own
     /// volume.
     pub(super) fn share_packages(
-        &self,
+        &mut self,
         workspace: &Path,
         shared: &SharedVolumeSpec,
         owner: Option<u32>,
@@ -176,28 +177,98 @@ impl ApplyState {
         self.report(&SetupEvent::Note { message }, &[])
     }
 
-    fn show_shared(&self, dir: &OwnedFd, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
-        let SharedVolumeSpec { host, inside, read_only } = shared;
-        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
-        let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
-        let access = if *read_only { sys::RDONLY } else { 0 };
-        sys::mount_setattr(tree.as_fd(), sys::NOSUID | sys::NODEV | access, true).at(Syscall::MountSetattr, host)?;
-        if let Some(owner) = owner {
-            self.show_as(&tree, shared, owner)?;
+    /// Shows a directory of the host and the file systems that are mounted below it, except those of the Linux kernel:
+    /// a `proc` of the host would show the host's processes.
+    fn show_shared(&mut self, dir: &OwnedFd, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
+        if is_kernel_file_system(dir) {
+            return Err(ApplyError::Wrong { at: shared.host.clone(), why: "it shows the Linux kernel, not files" });
         }
-        attach(&tree, &self.target(inside)?, inside)
+        let below = self.mounted_below(&shared.host)?;
+        let inside = |mounted: &Path| match mounted.strip_prefix(&shared.host) {
+            Ok(name) => shared.inside.join(name),
+            Err(_) => shared.inside.clone(),
+        };
+        let Some(owner) = owner else {
+            // In the mount namespace of an ordinary user, file systems can only be shown together with those mounted
+            // below them.
+            self.share_tree(shared, dir)?;
+            return below.iter().try_for_each(|mounted| self.cover_kernels(&inside(mounted)));
+        };
+        // The owner of the directory counts for everything that is mounted below it.
+        let found = rustix::fs::fstat(dir).at(Syscall::Stat, &shared.host)?;
+        let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
+            Ok(remap) => Some(remap),
+            // World-readable files can be read without a mapping.
+            Err(_) if shared.read_only => None,
+            Err(_) => return Err(ApplyError::RootsDirectory { at: shared.host.clone() }),
+        };
+        self.share_one(shared, dir, &shared.inside, remap)?;
+        for mounted in below {
+            // What cannot be opened now is no longer there.
+            let Ok(found) = open_without_symlinks(&mounted, OFlags::empty()) else { continue };
+            if !is_kernel_file_system(&found) {
+                self.share_one(shared, &found, &inside(&mounted), remap)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn share_tree(&self, shared: &SharedVolumeSpec, dir: &OwnedFd) -> Result<(), ApplyError> {
+        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+        let tree = copy_of(dir.as_fd(), Path::new(""), &shared.host, flags)?;
+        sys::mount_setattr(tree.as_fd(), shared_attributes(shared), true).at(Syscall::MountSetattr, &shared.host)?;
+        attach(&tree, &self.target(&shared.inside)?, &shared.inside)
+    }
+
+    fn share_one(
+        &self,
+        shared: &SharedVolumeSpec,
+        dir: &OwnedFd,
+        inside: &Path,
+        remap: Option<Remap>,
+    ) -> Result<(), ApplyError> {
+        let tree = copy_of(dir.as_fd(), Path::new(""), &shared.host, OpenTreeFlags::AT_EMPTY_PATH)?;
+        sys::mount_setattr(tree.as_fd(), shared_attributes(shared), false).at(Syscall::MountSetattr, &shared.host)?;
+        if let Some(remap) = remap {
+            self.show_as(&tree, shared, remap)?;
+        }
+        match self.target(inside) {
+            // Code that has the directory too may have moved the mount point away.
+            Err(ApplyError::Call { errno: Errno::NOENT | Errno::LOOP | Errno::NOTDIR, .. })
+                if inside != shared.inside =>
+            {
+                Ok(())
+            }
+            target => attach(&tree, &target?, inside),
+        }
+    }
+
+    /// Hides a file system of the Linux kernel below a shared directory.
+    fn cover_kernels(&self, path: &Path) -> Result<(), ApplyError> {
+        let found = match self.target(path) {
+            // The user may not look there, or another mount covers it.
+            Err(ApplyError::Call { errno: Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS, .. }) => {
+                return Ok(());
+            }
+            other => other?,
+        };
+        if !is_kernel_file_system(&found) {
+            return Ok(());
+        }
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&found).at(Syscall::Stat, path)?.st_mode);
+        let cover = if kind == FileType::Directory {
+            let options = [("size", Some("4096")), ("nr_inodes", Some("1")), ("mode", Some("0555"))];
+            detached("tmpfs", &options, SEALED | sys::NOEXEC)?
+        } else {
+            let null = self.target(Path::new("/dev/null"))?;
+            copy_of(null.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?
+        };
+        attach(&cover, &found, path)
     }
 
     /// Maps the directory's owner to the sandbox: the owner's files belong to the sandbox inside, and files that the
     /// sandbox creates belong to that owner on the host.
-    fn show_as(&self, tree: &OwnedFd, shared: &SharedVolumeSpec, owner: u32) -> Result<(), ApplyError> {
-        let found = rustix::fs::fstat(tree).at(Syscall::Stat, &shared.host)?;
-        let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
-            Ok(remap) => remap,
-            // World-readable files can be read without a mapping.
-            Err(_) if shared.read_only => return Ok(()),
-            Err(_) => return Err(ApplyError::RootsDirectory { at: shared.host.clone() }),
-        };
+    fn show_as(&self, tree: &OwnedFd, shared: &SharedVolumeSpec, remap: Remap) -> Result<(), ApplyError> {
         match sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()) {
             Err(Errno::INVAL | Errno::PERM | Errno::OPNOTSUPP) => {
                 let inside = shared.inside.display();
@@ -221,12 +292,19 @@ impl ApplyState {
     }
 }
 
-/// Opens a shared directory only once, so that a concurrent rename cannot change which directory is shown. Symlinks are
-/// refused in every component: code may have put one into another shared directory.
+/// Opens a shared directory only once, so that a concurrent rename cannot change which directory is shown.
 fn open_shared(host: &Path) -> Result<OwnedFd, ApplyError> {
+    open_without_symlinks(host, OFlags::DIRECTORY).at(Syscall::Open, host)
+}
+
+/// Opens a path of the host. Symlinks are refused in every component: code may have put one into a shared directory.
+fn open_without_symlinks(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat2(CWD, host, flags, Mode::empty(), how).at(Syscall::Open, host)
+    rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty(), how)
+}
+
+fn shared_attributes(shared: &SharedVolumeSpec) -> u64 {
+    sys::NOSUID | sys::NODEV | if shared.read_only { sys::RDONLY } else { 0 }
 }
 
 /// Sets the mode explicitly, because `mkdir` applies the umask and ignores the sticky bit.

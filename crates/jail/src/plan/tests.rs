@@ -82,6 +82,7 @@ fn shared_and_kept_volumes_and_an_egress_change_the_plan_like_this() {
     -   volume dir /data 755
     - volume dir /data owner 1879048199
     - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+    - seccomp
     +   root tmpfs 2105344 bytes 287 inodes on /state/instances/i/root
     +   dir /shared 755
     +   dir /shared/in 755
@@ -94,12 +95,14 @@ fn shared_and_kept_volumes_and_an_egress_change_the_plan_like_this() {
     + share /srv/in on /shared/in ro,nosuid,nodev shown as 1879048199
     + share /srv/out on /shared/out rw,nosuid,nodev shown as 1879048199
     + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
+    + seccomp without set-uid files
     ");
     insta::assert_snapshot!(difference(Mode::Sub), @r"
     -   root tmpfs 2105344 bytes 281 inodes on /state/instances/i/root
     -   volume dir /data 755
     - volume dir /data owner 8
     - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+    - seccomp
     +   root tmpfs 2105344 bytes 287 inodes on /state/instances/i/root
     +   dir /shared 755
     +   dir /shared/in 755
@@ -109,6 +112,7 @@ fn shared_and_kept_volumes_and_an_egress_change_the_plan_like_this() {
     + share /srv/in on /shared/in ro,nosuid,nodev
     + share /srv/out on /shared/out rw,nosuid,nodev
     + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
+    + seccomp without set-uid files
     ");
     assert_eq!(difference(Mode::Single), difference(Mode::Sub).replace("owner 8", "owner 0"));
 }
@@ -235,6 +239,7 @@ fn a_shared_directory_may_be_on_the_volume_or_replace_a_part_of_it() {
     insta::assert_snapshot!(difference_to(Mode::Root, &good), @r"
     -   root tmpfs 2105344 bytes 281 inodes on /state/instances/i/root
     - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+    - seccomp
     +   root tmpfs 2105344 bytes 294 inodes on /state/instances/i/root
     + dir /data/a 755 owner 1879048199:1879048199
     + dir /data/a/b 755 owner 1879048199:1879048199
@@ -245,6 +250,7 @@ fn a_shared_directory_may_be_on_the_volume_or_replace_a_part_of_it() {
     + share /srv on /data/a/c rw,nosuid,nodev shown as 1879048199
     + share /srv on /tmp/x rw,nosuid,nodev shown as 1879048199
     + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr write /workspace write /data/a/b write /data/a/c write /tmp/x
+    + seccomp without set-uid files
     ");
     // Code can remove the packages in its workspace, so they are created again.
     let packages = SharedVolumeSpec { host: "/srv/.sandpool/packages".into(), ..share("/tmp/.packages") };
@@ -290,7 +296,7 @@ fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
         assert_eq!(kernel, guest, "{mode}");
         // All of these steps are applied before the kernel is created inside; there it only becomes dumpable and a
         // target of the memory killer.
-        assert_eq!(entry(&spec).last(), Some(&ConfineStep::Seccomp { profile: Profile::Code }));
+        assert_eq!(entry(&spec).last(), Some(&ConfineStep::Seccomp { profile: Profile::CodeOnHostFiles }));
         assert!(ARRIVAL.iter().all(differs));
     }
 }
@@ -303,6 +309,6 @@ fn privileges_end_after_the_last_mount_and_the_guest_is_last() {
         let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
         assert!(seal < user);
         assert_eq!(ops.last(), Some(&Op::Exec));
-        assert_eq!(ops[ops.len() - 2], Op::Confine(ConfineStep::Seccomp { profile: Profile::Code }));
+        assert_eq!(ops[ops.len() - 2], Op::Confine(ConfineStep::Seccomp { profile: Profile::CodeOnHostFiles }));
     }
 }

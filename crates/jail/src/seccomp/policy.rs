@@ -138,6 +138,11 @@ const RWF: u32 = 0x77;
 /// SCHED_RESET_ON_FORK, which may accompany a scheduling policy.
 const RESET_ON_FORK: u32 = 0x4000_0000;
 
+const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// The flags of `open` with which it creates a file: O_CREAT, and O_TMPFILE without O_DIRECTORY, which is a part of it.
+const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
+
 const NOTHING: &[Value] = &[value("none", 0)];
 const NULL: &[Value] = &[value("null", 0)];
 const SELF: &[Value] = &[value("self", 0)];
@@ -537,6 +542,63 @@ pub(crate) const RULES: &[Rule] = &[
         Eperm,
         SYS_setgroups SYS_mlockall SYS_memfd_secret
     ),
+];
+
+/// Rules in place of those of [`RULES`], for processes that may write to files of the host. A set-uid file there belongs
+/// to the owner of the directory, and other users of the host could execute it as that owner. `openat2` has its mode in
+/// memory, which a filter cannot read; a file that it creates is empty, and every way to fill it takes the bits away.
+pub(crate) const HOST_FILES: &[Rule] = &[
+    Rule {
+        why: "modes, but no set-uid and set-gid bits on files of the host",
+        calls: calls!(SYS_fchmod),
+        clauses: &[Clause { tests: &[masked(1, SET_ID_BITS, NOTHING)], then: Allow }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "like fchmod",
+        calls: calls!(SYS_fchmodat SYS_fchmodat2),
+        clauses: &[Clause { tests: &[masked(2, SET_ID_BITS, NOTHING)], then: Allow }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "like fchmod; the mode means something only with a flag that creates a file",
+        calls: calls!(SYS_openat),
+        clauses: &[
+            Clause { tests: &[masked(3, SET_ID_BITS, NOTHING)], then: Allow },
+            Clause { tests: &[masked(2, CREATES, NOTHING)], then: Allow },
+        ],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "like fchmod, and like mknodat without shared volumes",
+        calls: calls!(SYS_mknodat),
+        clauses: &[Clause { tests: &[masked(2, libc::S_IFMT, NODES), masked(2, SET_ID_BITS, NOTHING)], then: Allow }],
+        otherwise: Eperm,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Rule {
+        why: "like fchmod",
+        calls: calls!(SYS_chmod SYS_creat),
+        clauses: &[Clause { tests: &[masked(1, SET_ID_BITS, NOTHING)], then: Allow }],
+        otherwise: Eperm,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Rule {
+        why: "like openat",
+        calls: calls!(SYS_open),
+        clauses: &[
+            Clause { tests: &[masked(2, SET_ID_BITS, NOTHING)], then: Allow },
+            Clause { tests: &[masked(1, CREATES, NOTHING)], then: Allow },
+        ],
+        otherwise: Eperm,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Rule {
+        why: "like mknodat",
+        calls: calls!(SYS_mknod),
+        clauses: &[Clause { tests: &[masked(1, libc::S_IFMT, NODES), masked(1, SET_ID_BITS, NOTHING)], then: Allow }],
+        otherwise: Eperm,
+    },
 ];
 
 /// The subset of the code's syscalls that a browser and its driver need. A page attacks the renderer first, so the

@@ -288,6 +288,13 @@ impl Mounted {
         fs::set_permissions(at, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         Self(at.to_owned())
     }
+
+    /// Shows a small part of the host's `proc` at a second path.
+    pub fn proc(at: &Path) -> Self {
+        fs::create_dir_all(at).unwrap();
+        rustix::mount::mount_bind("/proc/sys/kernel/random", at).unwrap();
+        Self(at.to_owned())
+    }
 }
 
 impl Drop for Mounted {

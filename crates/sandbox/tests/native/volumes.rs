@@ -19,6 +19,7 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     put(&ro.join("theirs"), 0o600, 4321);
     let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
     put(&ro.join("below/theirs"), 0o666, 4321);
+    let (proc, writable) = (Mounted::proc(&rw.join("proc")), Mounted::new("tmpfs", &rw.join("below"), 4321));
     let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
     let config = NativeConfig { spares: 0, ..config(&place.0) };
     let (native, isolation) = Native::start(spawn_launcher_from(&helper()).unwrap(), config).await.unwrap();
@@ -38,6 +39,17 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     assert_eq!(fs::read_to_string(rw.join("theirs")).unwrap(), "theirs\nx\n");
     assert_eq!((owner(&rw.join("d")), owner(&rw.join("d/ours"))), (4321, 4321));
     assert_eq!(sh(&*sandbox, "cd /shared/ro; cat theirs below/theirs").await, "theirs\ntheirs\n");
+    // What is mounted below is shown with the same owners, but no `proc` of the host.
+    let seen = sh(&*sandbox, "cd /shared/rw; ls -A proc; echo x > below/ours; stat -c %u below/ours").await;
+    assert_eq!(seen, "1000\n");
+    assert_eq!(owner(&rw.join("below/ours")), 4321);
+    // Other users of the host could execute a set-uid file as its owner.
+    let line = "cd /shared/rw; touch a; chmod 755 a; for mode in 4755 2755 6755; do chmod $mode a; \
+                python3 -c \"import os; os.mknod('b', 0o$mode)\"; \
+                python3 -c \"import os; os.open('c', os.O_CREAT | os.O_WRONLY, 0o$mode)\"; done 2>/dev/null; \
+                stat -c '%a %n' *; rm a";
+    let left = sh(&*sandbox, line).await;
+    assert!(left.starts_with("755 a\n") && !left.contains(" b\n") && !left.contains(" c\n"), "{left}");
     for refused in [
         "echo x > /shared/rw/strangers",
         "mv /shared/rw /shared/x",
@@ -56,7 +68,7 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     }
     assert_eq!(sh(&*sandbox, "cat /shared/etc/passwd").await, fs::read_to_string("/etc/passwd").unwrap());
     let mounts = sh(&*sandbox, "grep ' /shared/' /proc/self/mountinfo").await;
-    assert_eq!(mounts.lines().count(), 5, "{mounts}");
+    assert_eq!(mounts.lines().count(), 6, "{mounts}");
     assert!(mounts.lines().all(|line| line.contains("nosuid,nodev")), "{mounts}");
 
     // No file system of a host's that takes part in mapping.
@@ -68,8 +80,9 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     sandbox.destroy().await.unwrap();
     fs::remove_dir_all(rw.join("d")).unwrap();
     fs::remove_file(place.0.join("plain/ours")).unwrap();
+    fs::remove_file(rw.join("below/ours")).unwrap();
     assert_eq!(Left::count(&place.0), before);
-    drop((below, plain));
+    drop((below, plain, proc, writable));
     native.shutdown().await;
 }
 

@@ -295,7 +295,12 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
         // Group limits apply only in a dialect whose document has one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
-        persist: limits.persist.map(|stays| KeptConfig { bytes: disk_bytes, inodes: usual.limits.disk_inodes, stays }),
+        persist: limits.persist.map(|(stays, _)| KeptConfig {
+            bytes: disk_bytes,
+            inodes: usual.limits.disk_inodes,
+            stays,
+        }),
+        persist_bytes: limits.persist.map_or(usual.persist_bytes, |(_, mb)| mb << 20),
         kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
         pool_size: limits.pool.map_or(0, |(size, _)| size),
         session_ttl: limits.pool.map_or(usual.session_ttl, |(_, age)| age),

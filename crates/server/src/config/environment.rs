@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use runtimes::HostEnvironment;
 
+use super::mounts::Resolved;
 use super::settings::{Fallback, SETTINGS};
 use super::{MountConfig, nearest};
 
@@ -107,7 +108,7 @@ impl Environment {
         set.or_else(|| Some(self.home()?.join(below_home)))
     }
 
-    fn home(&self) -> Option<&Path> {
+    pub(super) fn home(&self) -> Option<&Path> {
         self.get("HOME").map(Path::new).filter(|path| path.is_absolute())
     }
 
@@ -123,8 +124,9 @@ impl Environment {
         let handed_on = HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?.to_owned()))).collect();
         // No program is started from a directory that code can change.
         let writable = |dir: &PathBuf| {
-            let dir = dir.canonicalize().unwrap_or_else(|_| dir.clone());
-            mounts.iter().any(|mount| !mount.volume.read_only && dir.starts_with(&mount.volume.host))
+            let Resolved { real, links } = Resolved::of(dir);
+            let is_in = |mount: &MountConfig| links.iter().chain([&real]).any(|at| at.starts_with(&mount.volume.host));
+            mounts.iter().any(|mount| !mount.volume.read_only && is_in(mount))
         };
         let path = self.path().into_iter().filter(|dir| !writable(dir)).collect();
         HostEnvironment { home: self.home().map(Path::to_owned), path, handed_on }

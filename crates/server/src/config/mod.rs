@@ -11,7 +11,7 @@ mod resolve;
 pub mod settings;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::op::{SharedVolume, Size};
@@ -169,17 +169,18 @@ pub(crate) struct DialectLimits {
     pub shutdown_grace: Duration,
     /// Part of the memory that the browser may use; `None` in a dialect without a browser.
     pub browser_memory_mb: Option<u64>,
-    /// Time after which the workspace of a named context is deleted; `None` if workspaces end with their contexts.
-    pub persist: Option<Duration>,
+    /// Time after which the workspace of a named context is deleted, and space of all of a tenant's in MB; `None` if
+    /// workspaces end with their contexts.
+    pub persist: Option<(Duration, u64)>,
 }
 
 impl Config {
     /// Reads the configuration file that the sources name, and merges all sources.
     pub(crate) fn load(sources: &Sources) -> Result<Self, ConfigError> {
-        Self::typed(resolve::resolve(sources)?, sources.is_root)
+        Self::typed(resolve::resolve(sources)?, sources.is_root, sources.environment.home())
     }
 
-    fn typed(effective: Effective, is_root: bool) -> Result<Self, ConfigError> {
+    fn typed(effective: Effective, is_root: bool, home: Option<&Path>) -> Result<Self, ConfigError> {
         let backends: Vec<String> = effective.get("backend")?;
         if backends != ["native"] {
             return Err(effective.error("backend", "`native` is the only back end of this version"));
@@ -215,7 +216,7 @@ impl Config {
                 path if path.starts_with('/') => BrowserChoice::Path(path.into()),
                 _ => return Err(effective.error("browser", "expected `auto`, `off` or an absolute path")),
             },
-            mounts: mounts::typed(&effective, is_root, &private_files(&effective)?)?,
+            mounts: mounts::typed(&effective, is_root, &private_files(&effective, home)?)?,
             network: Network::typed(&effective)?,
             dialects: Dialects::typed(&effective)?,
             serve: Serve::typed(&effective)?,
@@ -253,7 +254,7 @@ impl Config {
 }
 
 /// Returns the files that no mount may show or change.
-fn private_files(effective: &Effective) -> Result<PrivateFiles, ConfigError> {
+fn private_files(effective: &Effective, home: Option<&Path>) -> Result<PrivateFiles, ConfigError> {
     let network = Network::typed(effective)?;
     let mut secret = vec![("state_dir".to_owned(), effective.absolute("state_dir")?)];
     for setting in ["auth.tenants", "auth.token_file"] {
@@ -267,7 +268,16 @@ fn private_files(effective: &Effective) -> Result<PrivateFiles, ConfigError> {
     let mut trusted = vec![("runtimes.dir".to_owned(), effective.absolute("runtimes.dir")?)];
     let config: Option<PathBuf> = effective.get("config")?;
     trusted.extend(config.map(|path| ("config".to_owned(), path)));
-    Ok(PrivateFiles { secret, trusted })
+    for setting in ["auth.jwks", "runtimes.python", "runtimes.node", "browser"] {
+        let text: Option<String> = effective.get(setting)?;
+        // Other texts are addresses and words such as `auto`.
+        let is_path = |text: &String| !text.contains("://") && (setting == "auth.jwks" || text.contains('/'));
+        let path = text.filter(is_path);
+        trusted.extend(path.map(|path| (setting.to_owned(), path.into())));
+    }
+    trusted.extend(std::env::current_exe().ok().map(|path| ("this program".to_owned(), path)));
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    Ok(PrivateFiles { secret, trusted, homes: mounts::homes(&users, home) })
 }
 
 impl Serve {
@@ -432,7 +442,8 @@ impl DialectLimits {
             shutdown_grace: effective.time(&key("shutdown_grace"))?,
             persist: match settings::find(&key("persist")) {
                 Some(_) if effective.get(&key("persist"))? => {
-                    Some(Duration::from_secs(effective.get::<u64>(&key("persist_days"))? * 86_400))
+                    let days: u64 = effective.get(&key("persist_days"))?;
+                    Some((Duration::from_secs(days * 86_400), effective.get(&key("persist_mb"))?))
                 }
                 _ => None,
             },

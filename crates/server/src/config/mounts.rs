@@ -2,13 +2,12 @@
 //! found here, while the configuration is read, and not by the first client.
 
 use std::fs::{self, Metadata};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use engine::op::SharedVolume;
 use engine::{DATA, WORKSPACE};
-use rustix::fs::Access as Permission;
+use rustix::fs::{Access as Permission, Mode, OFlags};
 use serde::Deserialize;
 
 use super::{ConfigError, Effective, nearest};
@@ -27,10 +26,12 @@ pub(crate) const ALL_TENANTS: &str = "*";
 
 /// Where contexts can have mounts: in place of the first two, and below each of them.
 const PLACES: [&str; 4] = [WORKSPACE, DATA, "/tmp", "/mnt"];
-/// The browser writes its downloads there.
-const DOWNLOADS: &str = "/workspace/downloads";
-/// Directories of the machine that are no files of anybody.
-const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// The browser writes its downloads to one of these.
+const DOWNLOADS: [&str; 2] = ["/workspace/downloads", "/tmp/downloads"];
+/// Directories of the machine that are no files of anybody, or that hold the sockets of its services.
+const SYSTEM: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
+/// Where removable media are, below one of them.
+const MEDIA: &str = "/run/media";
 
 /// The content of `[[mount]]` in the file, and of `--mount`.
 #[derive(Deserialize)]
@@ -53,11 +54,14 @@ enum MountAccess {
 }
 
 /// Files of the server that code must not reach through a mount.
+#[derive(Default)]
 pub(super) struct PrivateFiles {
     /// Those that code must neither read nor write, each with its setting.
     pub secret: Vec<(String, PathBuf)>,
     /// Those that code must not write, because the server trusts them.
     pub trusted: Vec<(String, PathBuf)>,
+    /// Home directories of people, with their keys and the files that their shells execute.
+    pub homes: Vec<PathBuf>,
 }
 
 /// Converts the text of `--mount` to the table that `[[mount]]` has in the file.
@@ -89,11 +93,14 @@ pub(super) fn typed(
     let tables = effective.value("mount").and_then(toml::Value::as_array);
     let tables = tables.into_iter().flatten().map(|table| ("mount", table.clone()));
     let mut mounts: Vec<MountConfig> = Vec::new();
+    let mut links = Vec::new();
     for (key, table) in workspace(effective)?.map(|table| ("workspace", table.into())).into_iter().chain(tables) {
         let name = table.get("host").and_then(toml::Value::as_str).unwrap_or_default().to_owned();
         let wrong = |why: &str| effective.error(key, &format!("`{name}`: {why}"));
         let table: MountTable = table.try_into().map_err(|error: toml::de::Error| wrong(error.message().trim()))?;
-        let mount = mount(table, beside.as_deref(), is_root, private).map_err(|why| wrong(&why))?;
+        let host = beside.as_deref().map_or_else(|| table.host.clone(), |dir| dir.join(&table.host));
+        links.extend(Resolved::of(&host).links.into_iter().map(|link| (key, name.clone(), link)));
+        let mount = mount(table, &host, is_root, private).map_err(|why| wrong(&why))?;
         if let Some(other) = mounts.iter().find(|other| mount.collides_with(other)) {
             let (own, other) = (mount.volume.inside.display(), other.volume.inside.display());
             return Err(wrong(&format!(
@@ -104,7 +111,19 @@ pub(super) fn typed(
         }
         mounts.push(mount);
     }
-    Ok(mounts)
+    // Code could change where such a mount leads at the next start.
+    let writable =
+        |link: &Path| mounts.iter().any(|mount| !mount.volume.read_only && link.starts_with(&mount.volume.host));
+    match links.into_iter().find(|(_, _, link)| writable(link)) {
+        None => Ok(mounts),
+        Some((key, name, link)) => Err(effective.error(
+            key,
+            &format!(
+                "`{name}`: the symlink `{}` is in a writable mount, where code can change it; give the path without it",
+                link.display()
+            ),
+        )),
+    }
 }
 
 /// Returns the table that `workspace` is short for. A path from the file stays relative to the file.
@@ -117,16 +136,10 @@ fn workspace(effective: &Effective) -> Result<Option<toml::Table>, ConfigError> 
     from_flag(&format!("{host}:{WORKSPACE}:rw")).map(Some).map_err(|why| effective.error("workspace", &why))
 }
 
-fn mount(
-    table: MountTable,
-    beside: Option<&Path>,
-    is_root: bool,
-    private: &PrivateFiles,
-) -> Result<MountConfig, String> {
-    let MountTable { host, guest, access, dialects, tenants } = table;
-    let host = beside.map_or_else(|| host.clone(), |dir| dir.join(&host));
+fn mount(table: MountTable, host: &Path, is_root: bool, private: &PrivateFiles) -> Result<MountConfig, String> {
+    let MountTable { guest, access, dialects, tenants, .. } = table;
     // The path without symlinks: later, none is followed.
-    let host = fs::canonicalize(&host).map_err(|error| error.to_string())?;
+    let host = fs::canonicalize(host).map_err(|error| error.to_string())?;
     let found = fs::metadata(&host).map_err(|error| error.to_string())?;
     check_host(&host, &found, access, private)?;
     check_rights(&host, &found, access, is_root)?;
@@ -163,11 +176,13 @@ fn check_guest(guest: &Path) -> Result<PathBuf, String> {
     let steps_up = guest.components().any(|part| part == Component::ParentDir);
     let normal: PathBuf = guest.components().collect();
     let fits = PLACES.iter().any(|place| normal.starts_with(place)) && normal != Path::new("/tmp");
-    if steps_up || !fits || normal.starts_with(DOWNLOADS) {
+    if steps_up || !fits || DOWNLOADS.iter().any(|dir| normal.starts_with(dir)) {
         return Err(format!(
             "`{}` is not a place for a mount; use `/workspace`, `/data`, or a directory below `/workspace`, `/data`, \
-             `/tmp` or `/mnt` (but not `{DOWNLOADS}`)",
-            guest.display()
+             `/tmp` or `/mnt` (but neither `{}` nor `{}`)",
+            guest.display(),
+            DOWNLOADS[0],
+            DOWNLOADS[1]
         ));
     }
     Ok(normal)
@@ -177,21 +192,50 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
     if !found.is_dir() {
         return Err("is not a directory".into());
     }
-    if host == Path::new("/") || host == Path::new("/run") || SYSTEM.iter().any(|dir| host.starts_with(dir)) {
-        return Err("is a part of the system and not a directory of files; mount a directory below it".into());
+    let is_system = SYSTEM.iter().any(|dir| host.starts_with(dir)) && !host.starts_with(MEDIA);
+    if host == Path::new("/") || is_system || shows_the_kernel(host) {
+        return Err("is a part of the system and not a directory of files; mount another directory".into());
     }
-    let trusted = private.trusted.iter().filter(|_| access == MountAccess::Rw);
-    for (setting, path) in private.secret.iter().chain(trusted) {
-        let path = real(path);
-        if path.starts_with(host) || (host.starts_with(&path) && path.is_dir()) {
+    let writes = access == MountAccess::Rw;
+    for (setting, path) in private.secret.iter().chain(private.trusted.iter().filter(|_| writes)) {
+        let Resolved { real, links } = Resolved::of(path);
+        let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());
+        let leads_through_it = writes && links.iter().any(|link| link.starts_with(host));
+        if is_in_it || leads_through_it {
             let remedy = match private.secret.iter().any(|(secret, _)| secret == setting) {
                 true => "mount a directory below it, or move the file",
                 false => "mount a directory below it, move the file, or mount it read-only",
             };
-            return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", path.display()));
+            let shown = if is_in_it { &real } else { path };
+            return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", shown.display()));
         }
     }
+    if let Some(home) = private.homes.iter().find(|home| home.starts_with(host)) {
+        return Err(format!(
+            "holds the home directory `{}`, with keys and with files that a shell executes; mount a directory below it",
+            home.display()
+        ));
+    }
     Ok(())
+}
+
+fn shows_the_kernel(dir: &Path) -> bool {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(dir, flags, Mode::empty()).is_ok_and(sandbox::is_kernel_file_system)
+}
+
+/// Returns the home directories of root, of people and of the user of the server. Those of services are left out: they
+/// are directories of data.
+pub(super) fn homes(users: &str, own: Option<&Path>) -> Vec<PathBuf> {
+    const PEOPLE: std::ops::Range<u32> = 1000..65_534;
+    let home = |line: &str| {
+        let mut fields = line.split(':').skip(2);
+        let user: u32 = fields.next()?.parse().ok()?;
+        let home = Path::new(fields.nth(2)?);
+        (user == 0 || PEOPLE.contains(&user)).then(|| home.to_owned())
+    };
+    let all = users.lines().filter_map(home).chain(own.map(Path::to_owned));
+    all.filter(|home| home.is_absolute()).map(|home| Resolved::of(&home).real).filter(|home| home.is_dir()).collect()
 }
 
 /// Checks that the code of a sandbox will be able to use the directory. For root, the owner of the directory becomes the
@@ -231,11 +275,39 @@ fn check_dialects(wanted: Option<Vec<String>>) -> Result<Vec<&'static str>, Stri
     wanted.iter().map(known).collect()
 }
 
-/// Returns the path without symlinks, as far as it exists.
-fn real(path: &Path) -> PathBuf {
-    let resolve =
-        |dir: &Path| -> io::Result<PathBuf> { Ok(dir.canonicalize()?.join(path.strip_prefix(dir).unwrap_or(path))) };
-    path.ancestors().find_map(|dir| resolve(dir).ok()).unwrap_or_else(|| path.to_owned())
+/// A path as the Linux kernel follows it, as far as it exists.
+pub(super) struct Resolved {
+    /// The path without symlinks.
+    pub real: PathBuf,
+    /// The symlinks on the way, each where it is.
+    pub links: Vec<PathBuf>,
+}
+
+impl Resolved {
+    pub(super) fn of(path: &Path) -> Self {
+        /// The Linux kernel follows no more.
+        const MOST: usize = 40;
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let (mut real, mut links) = (PathBuf::from("/"), Vec::new());
+        let steps =
+            |path: &Path| path.components().rev().map(|part| PathBuf::from(part.as_os_str())).collect::<Vec<_>>();
+        let mut left = steps(&absolute);
+        while let Some(step) = left.pop() {
+            if step == Path::new("..") {
+                real.pop();
+                continue;
+            }
+            let next = real.join(step);
+            match fs::read_link(&next) {
+                Ok(target) if links.len() < MOST => {
+                    links.push(next);
+                    left.extend(steps(&target));
+                }
+                _ => real = next,
+            }
+        }
+        Self { real, links }
+    }
 }
 
 #[cfg(test)]
@@ -341,8 +413,10 @@ mod tests {
         // What the server trusts can be read.
         assert!(load(&dir, "", &["DIR/home/.local/share"], false).is_ok());
         let file = |text: &str| load(&dir, text, &[], false).unwrap_err();
-        let private =
-            PrivateFiles { secret: vec![], trusted: vec![("config".into(), dir.0.join("project/sandpool.toml"))] };
+        let private = PrivateFiles {
+            trusted: vec![("config".into(), dir.0.join("project/sandpool.toml"))],
+            ..PrivateFiles::default()
+        };
         let (host, found) = (dir.0.join("project"), fs::metadata(dir.0.join("project")).unwrap());
         let host = host.canonicalize().unwrap();
         let refused = check_host(&host, &found, MountAccess::Rw, &private).unwrap_err();
@@ -357,6 +431,89 @@ mod tests {
         let secret = "auth.token_file = 'DIR/a:b/token'\n[[mount]]\nhost = 'a:b'";
         let secret = file(&secret.replace("DIR", &dir.0.to_string_lossy()));
         assert!(secret.contains("(`auth.token_file`), which code must not reach"), "{secret}");
+    }
+
+    /// What the server reads or executes must not change because code wrote a file, also not at its next start.
+    #[test]
+    fn what_the_server_trusts_is_in_no_writable_mount_and_no_path_leads_through_one() {
+        let dir = scratch();
+        fs::create_dir_all(dir.0.join("outside")).unwrap();
+        dir.write("outside/keys.json", "{}");
+        std::os::unix::fs::symlink("../outside", dir.0.join("project/link")).unwrap();
+        let place = dir.0.to_string_lossy().into_owned();
+        let of = |setting: &str, access: &str| {
+            let file = format!("{setting}\n[[mount]]\nhost = 'project'\naccess = '{access}'").replace("DIR", &place);
+            load(&dir, &file, &[], false)
+        };
+        for setting in [
+            "auth.jwks = 'DIR/project/keys.json'",
+            "auth.jwks = 'DIR/project/link/keys.json'",
+            "auth.tenants = 'DIR/project/link/tenants.toml'",
+            "auth.token_file = 'DIR/project/link/token'",
+            "runtimes.python = 'DIR/project/.venv/bin/python'",
+            "runtimes.node = 'DIR/project/link/../node'",
+            "browser = 'DIR/project/chromium'",
+        ] {
+            let name = setting.split(' ').next().unwrap();
+            let refused = of(setting, "rw").unwrap_err();
+            assert!(refused.contains(&format!("(`{name}`), which code must not reach")), "{setting}: {refused}");
+        }
+        // Code may read what is no secret, and changes nothing.
+        for setting in ["auth.jwks = 'DIR/project/keys.json'", "auth.token_file = 'DIR/project/link/token'"] {
+            assert!(of(setting, "ro").is_ok(), "{setting}");
+        }
+        assert!(of("auth.jwks = 'https://id.example.com/project/keys'", "rw").is_ok());
+
+        let two = |access: &str| {
+            let file = format!(
+                "[[mount]]\nhost = 'project'\naccess = '{access}'\n[[mount]]\nhost = 'project/link'\nguest = '/data'"
+            );
+            load(&dir, &file, &[], false)
+        };
+        let refused = two("rw").unwrap_err();
+        assert!(refused.contains("the symlink `DIR/project/link` is in a writable mount"), "{refused}");
+        assert_eq!(shown(&dir, &two("ro").unwrap()), ["project /workspace/project ro", "outside /data ro"]);
+    }
+
+    #[test]
+    fn a_path_is_followed_as_the_kernel_follows_it() {
+        let dir = scratch();
+        let root = dir.0.canonicalize().unwrap();
+        std::os::unix::fs::symlink("project/none", root.join("one")).unwrap();
+        std::os::unix::fs::symlink(root.join("one"), root.join("two")).unwrap();
+        std::os::unix::fs::symlink("round", root.join("round")).unwrap();
+        let Resolved { real, links } = Resolved::of(&root.join("a:b/../two/./x"));
+        assert_eq!((real, links), (root.join("project/none/x"), vec![root.join("two"), root.join("one")]));
+        assert_eq!(Resolved::of(&root.join("round")).links.len(), 40);
+    }
+
+    #[test]
+    fn home_directories_and_sockets_of_services_are_refused() {
+        let dir = scratch();
+        let place = dir.0.canonicalize().unwrap();
+        let at = |name: &str| place.join(name).display().to_string();
+        let users = format!(
+            "root:x:0:0:root:{}:/bin/sh\ndaemon:x:1:1::{}:/bin/false\nann:x:1000:1000:Ann:{}:/bin/sh\nbroken\n\
+             nobody:x:65534:65534::{}:/bin/false\nnone:x:1001:1001::{}:/bin/sh\n",
+            at("project"),
+            at("a:b"),
+            at("home"),
+            at("a:b"),
+            at("nowhere")
+        );
+        let homes = homes(&users, Some(Path::new("relative")));
+        assert_eq!(homes, [place.join("project"), place.join("home")]);
+        let private = PrivateFiles { homes, ..PrivateFiles::default() };
+        let check = |host: &Path| check_host(host, &fs::metadata(host).unwrap(), MountAccess::Ro, &private);
+        for host in [place.join("home"), place.clone()] {
+            let refused = check(&host).unwrap_err();
+            assert!(refused.starts_with("holds the home directory `"), "{refused}");
+        }
+        assert_eq!(check(&place.join("home/.local")), Ok(()));
+        assert_eq!(check(&place.join("a:b")), Ok(()), "the home of a service");
+        if Path::new("/run/lock").is_dir() {
+            assert!(check(&fs::canonicalize("/run/lock").unwrap()).unwrap_err().contains("is a part of the system"));
+        }
     }
 
     #[test]

@@ -134,6 +134,12 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
                 Is("30"),
                 "Days after its last use at which the workspace of a named context is deleted",
             ),
+            of(
+                "persist_mb",
+                Whole(8, 1 << 24),
+                Is("10240"),
+                "Space of a tenant's kept workspaces at which it gets no new one; each can grow to `disk_mb`",
+            ),
         ]);
     }
     if pool_size > 0 {

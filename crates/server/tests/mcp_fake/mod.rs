@@ -606,6 +606,7 @@ fn printed(text: &str) -> Ran {
     Ran {
         context: nowhere(),
         created: false,
+        misses_earlier: false,
         files: None,
         stdout: Captured { text: text.into(), total_bytes: text.len() as u64, ..Captured::default() },
         stderr: Captured::default(),
