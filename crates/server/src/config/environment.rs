@@ -121,13 +121,12 @@ impl Environment {
     /// Returns the part of the environment that a set-up of the runtimes needs.
     pub(crate) fn for_runtimes(&self, mounts: &[MountConfig]) -> HostEnvironment {
         let handed_on = HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?.to_owned()))).collect();
+        let writable = mounts.iter().filter(|mount| !mount.volume.read_only).map(|mount| mount.volume.host.clone());
+        let home = self.home().map(Path::to_owned);
+        let mut host = HostEnvironment { home, path: self.path(), writable: writable.collect(), handed_on };
         // No program is started from a directory that code can change.
-        let writable = |dir: &PathBuf| {
-            let dir = dir.canonicalize().unwrap_or_else(|_| dir.clone());
-            mounts.iter().any(|mount| !mount.volume.read_only && dir.starts_with(&mount.volume.host))
-        };
-        let path = self.path().into_iter().filter(|dir| !writable(dir)).collect();
-        HostEnvironment { home: self.home().map(Path::to_owned), path, handed_on }
+        host.path = host.path.iter().filter(|dir| !host.is_writable(dir)).cloned().collect();
+        host
     }
 }
 

@@ -267,6 +267,14 @@ fn private_files(effective: &Effective) -> Result<PrivateFiles, ConfigError> {
     let mut trusted = vec![("runtimes.dir".to_owned(), effective.absolute("runtimes.dir")?)];
     let config: Option<PathBuf> = effective.get("config")?;
     trusted.extend(config.map(|path| ("config".to_owned(), path)));
+    for setting in ["auth.jwks", "runtimes.python", "runtimes.node", "browser"] {
+        let text: Option<String> = effective.get(setting)?;
+        // Other texts are addresses and words such as `auto`.
+        let is_path = |text: &String| !text.contains("://") && (setting == "auth.jwks" || text.contains('/'));
+        let Some(path) = text.filter(is_path).map(PathBuf::from) else { continue };
+        let libraries = if setting == "auth.jwks" { Vec::new() } else { runtimes::libraries(&path) };
+        trusted.extend(std::iter::once(path).chain(libraries).map(|path| (setting.to_owned(), path)));
+    }
     Ok(PrivateFiles { secret, trusted })
 }
 

@@ -2,12 +2,12 @@
 //! found here, while the configuration is read, and not by the first client.
 
 use std::fs::{self, Metadata};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use engine::op::SharedVolume;
 use engine::{DATA, WORKSPACE};
+use runtimes::Resolved;
 use rustix::fs::Access as Permission;
 use serde::Deserialize;
 
@@ -180,15 +180,18 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
     if host == Path::new("/") || host == Path::new("/run") || SYSTEM.iter().any(|dir| host.starts_with(dir)) {
         return Err("is a part of the system and not a directory of files; mount a directory below it".into());
     }
-    let trusted = private.trusted.iter().filter(|_| access == MountAccess::Rw);
-    for (setting, path) in private.secret.iter().chain(trusted) {
-        let path = real(path);
-        if path.starts_with(host) || (host.starts_with(&path) && path.is_dir()) {
+    let writes = access == MountAccess::Rw;
+    for (setting, path) in private.secret.iter().chain(private.trusted.iter().filter(|_| writes)) {
+        let Resolved { real, links } = Resolved::of(path);
+        let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());
+        let leads_through_it = writes && links.iter().any(|link| link.starts_with(host));
+        if is_in_it || leads_through_it {
             let remedy = match private.secret.iter().any(|(secret, _)| secret == setting) {
                 true => "mount a directory below it, or move the file",
                 false => "mount a directory below it, move the file, or mount it read-only",
             };
-            return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", path.display()));
+            let shown = if is_in_it { &real } else { path };
+            return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", shown.display()));
         }
     }
     Ok(())
@@ -229,13 +232,6 @@ fn check_dialects(wanted: Option<Vec<String>>) -> Result<Vec<&'static str>, Stri
         })
     };
     wanted.iter().map(known).collect()
-}
-
-/// Returns the path without symlinks, as far as it exists.
-fn real(path: &Path) -> PathBuf {
-    let resolve =
-        |dir: &Path| -> io::Result<PathBuf> { Ok(dir.canonicalize()?.join(path.strip_prefix(dir).unwrap_or(path))) };
-    path.ancestors().find_map(|dir| resolve(dir).ok()).unwrap_or_else(|| path.to_owned())
 }
 
 #[cfg(test)]
@@ -357,6 +353,42 @@ mod tests {
         let secret = "auth.token_file = 'DIR/a:b/token'\n[[mount]]\nhost = 'a:b'";
         let secret = file(&secret.replace("DIR", &dir.0.to_string_lossy()));
         assert!(secret.contains("(`auth.token_file`), which code must not reach"), "{secret}");
+    }
+
+    /// W64: what the server reads or executes must not change because code wrote a file, also not at its next start.
+    #[test]
+    fn w64_what_the_server_trusts_is_in_no_writable_mount_and_no_path_leads_through_one() {
+        let dir = scratch();
+        for name in ["outside", "python/bin", "python/lib/python3.13"] {
+            fs::create_dir_all(dir.0.join(name)).unwrap();
+        }
+        dir.write("outside/keys.json", "{}");
+        std::os::unix::fs::symlink("../outside", dir.0.join("project/link")).unwrap();
+        let place = dir.0.to_string_lossy().into_owned();
+        let of = |setting: &str, host: &str, access: &str| {
+            let file = format!("{setting}\n[[mount]]\nhost = '{host}'\naccess = '{access}'").replace("DIR", &place);
+            load(&dir, &file, &[], false)
+        };
+        for (setting, host) in [
+            ("auth.jwks = 'DIR/project/keys.json'", "project"),
+            ("auth.jwks = 'DIR/project/link/keys.json'", "project"),
+            ("auth.tenants = 'DIR/project/link/tenants.toml'", "project"),
+            ("auth.token_file = 'DIR/project/link/token'", "project"),
+            ("runtimes.python = 'DIR/project/.venv/bin/python'", "project"),
+            ("runtimes.python = 'DIR/python/bin/python3'", "python/lib/python3.13"),
+            ("runtimes.node = 'DIR/project/link/../node'", "project"),
+            ("browser = 'DIR/project/chromium'", "project"),
+        ] {
+            let name = setting.split(' ').next().unwrap();
+            let refused = of(setting, host, "rw").unwrap_err();
+            assert!(refused.contains(&format!("(`{name}`), which code must not reach")), "{setting}: {refused}");
+        }
+        // Code may read what is no secret, and changes nothing.
+        for setting in ["auth.jwks = 'DIR/project/keys.json'", "runtimes.python = 'DIR/project/.venv/bin/python'"] {
+            assert!(of(setting, "project", "ro").is_ok(), "{setting}");
+        }
+        assert!(of("auth.jwks = 'https://id.example.com/project/keys'", "project", "rw").is_ok());
+        assert!(of("runtimes.python = 'DIR/python/bin/python3'", "project", "rw").is_ok());
     }
 
     #[test]
