@@ -176,10 +176,10 @@ pub(crate) struct DialectLimits {
 impl Config {
     /// Reads the configuration file that the sources name, and merges all sources.
     pub(crate) fn load(sources: &Sources) -> Result<Self, ConfigError> {
-        Self::typed(resolve::resolve(sources)?, sources.is_root)
+        Self::typed(resolve::resolve(sources)?, sources)
     }
 
-    fn typed(effective: Effective, is_root: bool) -> Result<Self, ConfigError> {
+    fn typed(effective: Effective, sources: &Sources) -> Result<Self, ConfigError> {
         let backends: Vec<String> = effective.get("backend")?;
         if backends != ["native"] {
             return Err(effective.error("backend", "`native` is the only back end of this version"));
@@ -215,7 +215,7 @@ impl Config {
                 path if path.starts_with('/') => BrowserChoice::Path(path.into()),
                 _ => return Err(effective.error("browser", "expected `auto`, `off` or an absolute path")),
             },
-            mounts: mounts::typed(&effective, is_root, &private_files(&effective)?)?,
+            mounts: mounts::typed(&effective, sources.is_root, &private_files(&effective, &sources.environment)?)?,
             network: Network::typed(&effective)?,
             dialects: Dialects::typed(&effective)?,
             serve: Serve::typed(&effective)?,
@@ -253,7 +253,7 @@ impl Config {
 }
 
 /// Returns the files that no mount may show or change.
-fn private_files(effective: &Effective) -> Result<PrivateFiles, ConfigError> {
+fn private_files(effective: &Effective, environment: &Environment) -> Result<PrivateFiles, ConfigError> {
     let network = Network::typed(effective)?;
     let mut secret = vec![("state_dir".to_owned(), effective.absolute("state_dir")?)];
     for setting in ["auth.tenants", "auth.token_file"] {
@@ -266,7 +266,9 @@ fn private_files(effective: &Effective) -> Result<PrivateFiles, ConfigError> {
     }));
     let mut trusted = vec![("runtimes.dir".to_owned(), effective.absolute("runtimes.dir")?)];
     let config: Option<PathBuf> = effective.get("config")?;
-    trusted.extend(config.map(|path| ("config".to_owned(), path)));
+    // Also a file that does not exist yet: the next start would read what code wrote.
+    let configs = config.into_iter().chain(resolve::usual_files(environment));
+    trusted.extend(configs.map(|path| ("config".to_owned(), path)));
     for setting in ["auth.jwks", "runtimes.python", "runtimes.node", "browser"] {
         let text: Option<String> = effective.get(setting)?;
         // Other texts are addresses and words such as `auto`.

@@ -391,6 +391,27 @@ mod tests {
         assert!(of("runtimes.python = 'DIR/python/bin/python3'", "project", "rw").is_ok());
     }
 
+    /// W64: the next start would read the configuration file that code wrote.
+    #[test]
+    fn w64_the_usual_place_of_the_configuration_file_is_in_no_writable_mount() {
+        let dir = scratch();
+        let config = dir.0.join("home/.config/sandpool");
+        fs::create_dir_all(&config).unwrap();
+        for flag in ["DIR/home/.config:rw", "DIR/home/.config/sandpool:rw"] {
+            let refused = load(&dir, "", &[flag], false).unwrap_err();
+            let why = "home/.config/sandpool/sandpool.toml` (`config`), which code must not reach; mount a directory below \
+                       it, move the file, or mount it read-only";
+            assert!(refused.ends_with(why), "{flag}: {refused}");
+        }
+        assert!(load(&dir, "", &["DIR/home/.config"], false).is_ok());
+        // The directory need not exist either, and may be elsewhere.
+        fs::remove_dir(&config).unwrap();
+        assert!(load(&dir, "", &["DIR/home/.config:rw"], false).is_err());
+        std::os::unix::fs::symlink(dir.0.join("project"), &config).unwrap();
+        assert!(load(&dir, "", &["DIR/home/.config:rw"], false).is_err());
+        assert!(load(&dir, "", &["DIR/project:rw"], false).is_err());
+    }
+
     #[test]
     fn no_mount_is_in_another_for_the_same_tenant() {
         let dir = scratch();
