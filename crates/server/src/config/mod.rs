@@ -184,6 +184,7 @@ impl Config {
         if backends != ["native"] {
             return Err(effective.error("backend", "`native` is the only back end of this version"));
         }
+        let private = private_files(&effective, &sources.environment)?;
         Ok(Self {
             log: effective.get("log")?,
             log_json: effective.get::<String>("log_format")? == "json",
@@ -215,9 +216,9 @@ impl Config {
                 path if path.starts_with('/') => BrowserChoice::Path(path.into()),
                 _ => return Err(effective.error("browser", "expected `auto`, `off` or an absolute path")),
             },
-            mounts: mounts::typed(&effective, sources.is_root, &private_files(&effective, &sources.environment)?)?,
+            mounts: mounts::typed(&effective, sources.is_root, &private)?,
             network: Network::typed(&effective)?,
-            dialects: Dialects::typed(&effective)?,
+            dialects: Dialects::typed(&effective, &private)?,
             serve: Serve::typed(&effective)?,
             auth: Auth {
                 token: effective.get("auth.token")?,
@@ -370,10 +371,10 @@ impl Dialects {
         &self.limits[id]
     }
 
-    fn typed(effective: &Effective) -> Result<Self, ConfigError> {
+    fn typed(effective: &Effective, private: &PrivateFiles) -> Result<Self, ConfigError> {
         let limits = |id: &&'static str| Ok((*id, DialectLimits::typed(effective, id)?));
         let volumes: Vec<String> = effective.get("microsandbox.volumes")?;
-        let volumes = volumes.iter().map(|text| volume(text)).collect::<Result<_, String>>();
+        let volumes = volumes.iter().map(|text| volume(text, private)).collect::<Result<_, String>>();
         Ok(Self {
             limits: dialects::IDS.iter().map(limits).collect::<Result<_, ConfigError>>()?,
             default_context: effective.get("agentrun.default_context")?,
@@ -393,7 +394,7 @@ impl Dialects {
 }
 
 /// Parses `host:container` or `host:container:ro`.
-fn volume(text: &str) -> Result<SharedVolume, String> {
+fn volume(text: &str, private: &PrivateFiles) -> Result<SharedVolume, String> {
     let (paths, read_only) = match text.strip_suffix(":ro") {
         Some(paths) => (paths, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
@@ -403,6 +404,8 @@ fn volume(text: &str) -> Result<SharedVolume, String> {
     if !host.starts_with('/') || !inside.starts_with('/') || inside.contains(':') {
         return Err(wrong());
     }
+    let real = runtimes::Resolved::of(host.as_ref()).real;
+    private.check(&real, !read_only).map_err(|why| format!("`{text}`: {why}"))?;
     Ok(SharedVolume { host: host.into(), inside: inside.into(), read_only })
 }
 

@@ -180,21 +180,27 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
     if host == Path::new("/") || host == Path::new("/run") || SYSTEM.iter().any(|dir| host.starts_with(dir)) {
         return Err("is a part of the system and not a directory of files; mount a directory below it".into());
     }
-    let writes = access == MountAccess::Rw;
-    for (setting, path) in private.secret.iter().chain(private.trusted.iter().filter(|_| writes)) {
-        let Resolved { real, links } = Resolved::of(path);
-        let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());
-        let leads_through_it = writes && links.iter().any(|link| link.starts_with(host));
-        if is_in_it || leads_through_it {
-            let remedy = match private.secret.iter().any(|(secret, _)| secret == setting) {
-                true => "mount a directory below it, or move the file",
-                false => "mount a directory below it, move the file, or mount it read-only",
-            };
-            let shown = if is_in_it { &real } else { path };
-            return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", shown.display()));
+    private.check(host, access == MountAccess::Rw)
+}
+
+impl PrivateFiles {
+    /// Refuses a directory, given without symlinks, that would show or let code change one of the files.
+    pub(super) fn check(&self, host: &Path, writes: bool) -> Result<(), String> {
+        for (setting, path) in self.secret.iter().chain(self.trusted.iter().filter(|_| writes)) {
+            let Resolved { real, links } = Resolved::of(path);
+            let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());
+            let leads_through_it = writes && links.iter().any(|link| link.starts_with(host));
+            if is_in_it || leads_through_it {
+                let remedy = match self.secret.iter().any(|(secret, _)| secret == setting) {
+                    true => "mount a directory below it, or move the file",
+                    false => "mount a directory below it, move the file, or mount it read-only",
+                };
+                let shown = if is_in_it { &real } else { path };
+                return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", shown.display()));
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Checks that the code of a sandbox will be able to use the directory. For root, the owner of the directory becomes the
@@ -389,6 +395,28 @@ mod tests {
         }
         assert!(of("auth.jwks = 'https://id.example.com/project/keys'", "project", "rw").is_ok());
         assert!(of("runtimes.python = 'DIR/python/bin/python3'", "project", "rw").is_ok());
+    }
+
+    /// W64: a shared volume of the dialect `microsandbox` is no mount, but code writes to it all the same.
+    #[test]
+    fn w64_a_shared_volume_holds_nothing_that_the_server_trusts() {
+        let dir = scratch();
+        let volumes = |text: &str| {
+            let place = dir.0.canonicalize().unwrap();
+            let text = format!("microsandbox.volumes = ['{}']", text.replace("DIR", place.to_str().unwrap()));
+            load(&dir, &text, &[], false).map(drop)
+        };
+        for (volume, setting) in [
+            ("DIR:/v:ro", "state_dir"),
+            ("DIR/home/.config:/v", "config"),
+            ("DIR/home/.local/share:/v", "runtimes.dir"),
+        ] {
+            let refused = volumes(volume).unwrap_err();
+            assert!(refused.starts_with("`microsandbox.volumes` (from "), "{refused}");
+            assert!(refused.contains(&format!("(`{setting}`), which code must not reach")), "{refused}");
+        }
+        assert_eq!(volumes("DIR/project:/v"), Ok(()));
+        assert_eq!(volumes("DIR/home/.local/share:/v:ro"), Ok(()));
     }
 
     /// W64: the next start would read the configuration file that code wrote.
