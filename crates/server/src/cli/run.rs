@@ -4,7 +4,7 @@
 mod files;
 mod program;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use engine::op::{
     ContextSelector, Ended, Environment, FileOwner, Language, MimeBundle, Network, NewContext, Ran, RunCode,
     RunCommand, RunOutcome, Stream, Target,
 };
-use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
+use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant, WORKSPACE};
 use runtimes::{Progress, RuntimeConfig};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +25,7 @@ use super::file_secret::file_secret;
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on, output};
+use crate::config::{ALL_TENANTS, Config, MountConfig};
 
 /// Run code in a sandbox
 ///
@@ -67,7 +68,11 @@ const EVENTS: usize = 1 << 16;
 
 pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let program = Program::read(args.code.as_deref(), args.file.as_deref(), args.language, &args.args)?;
-    let given = files::given(&args.files)?;
+    let workspace = workspace(&context.config);
+    let given = files::given(&args.files, workspace)?;
+    if program.stdin.is_some() {
+        files::check_stdin(workspace)?;
+    }
     let native = Native::launch(&context.config, TransportKind::Stdio)?;
     // After the launcher has started, which must not have these directories open.
     let open =
@@ -75,6 +80,17 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let (save, out) = (open(&args.save)?, open(&args.out)?);
     let job = Job { program, given, timeout: args.timeout, out };
     block_on(run(job, save, context, native))
+}
+
+/// Returns the directory of this machine that is the workspace of the code, if it is one.
+fn workspace(config: &Config) -> Option<&Path> {
+    let is_local = |tenant: &String| tenant == ALL_TENANTS || *tenant == Tenant::local().0;
+    let is_used = |mount: &&MountConfig| {
+        mount.volume.inside == Path::new(WORKSPACE)
+            && mount.dialects.contains(&config.dialect.as_str())
+            && (mount.tenants.is_empty() || mount.tenants.iter().any(is_local))
+    };
+    config.mounts.iter().find(is_used).map(|mount| mount.volume.host.as_path())
 }
 
 async fn run(job: Job, save: Option<Destination>, context: CommandEnv, native: Native) -> CommandResult {

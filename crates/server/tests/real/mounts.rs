@@ -335,3 +335,28 @@ Drawing()"
     assert!(said.ends_with("it is a symlink; name the directory that it leads to\n"), "{said}");
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
 }
+
+/// W63: the workspace is a directory of the user, which has a file of the same name.
+#[test]
+fn w63_files_of_run_replace_no_file_of_a_mounted_workspace() {
+    let state = StateDir::new("run-replaces");
+    let project = directory(&state, "project");
+    let other = directory(&state, "other");
+    let run = |file: &Path, stdin: &str| {
+        let mut run = program(&state, &["run"]);
+        run.arg("--workspace").arg(&project).arg("--file").arg(file).args(["-c", "print(open('f').read() + input())"]);
+        let given = state.0.join("stdin");
+        std::fs::write(&given, stdin).unwrap();
+        let output = run.stdin(std::fs::File::open(given).unwrap()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let (status, said) = run(&other.join("f"), "in\n");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("project/f` exists and would be replaced; rename one of them"), "{said}");
+    assert_eq!(run(&project.join("f"), "in\n"), (Some(0), "of project\nin\n".into()));
+    std::fs::write(project.join(".sandpool-stdin"), "mine").unwrap();
+    let (status, said) = run(&project.join("f"), "in\n");
+    assert_eq!(status, Some(1), "{said}");
+    assert_eq!(std::fs::read_to_string(project.join(".sandpool-stdin")).unwrap(), "mine");
+    assert_eq!(std::fs::read_to_string(project.join("f")).unwrap(), "of project\n");
+}

@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, open
 use rustix::io::Errno;
 
 use super::super::{Failed, output};
+use super::program::STDIN;
 
 /// Maximum size of a file that the code gets.
 pub(super) const MAX_GIVEN: u64 = 64 << 20;
@@ -20,8 +21,9 @@ pub(super) const MAX_GIVEN: u64 = 64 << 20;
 /// Files for the code, by the names that they have in its directory.
 pub(super) type GivenFiles = BTreeMap<String, Vec<u8>>;
 
-/// Reads the files of `--file`. The directory of the code has them under their own names.
-pub(super) fn given(paths: &[PathBuf]) -> Result<GivenFiles, Failed> {
+/// Reads the files of `--file`. The directory of the code has them under their own names. If it is the directory `workspace`
+/// of this machine, a file that is there already is not copied, and one that would replace another file is refused.
+pub(super) fn given(paths: &[PathBuf], workspace: Option<&Path>) -> Result<GivenFiles, Failed> {
     let mut files = BTreeMap::new();
     for path in paths {
         let wrong = |why: &str| Failed(format!("`--file {}`: {why}", path.display()));
@@ -34,12 +36,36 @@ pub(super) fn given(paths: &[PathBuf]) -> Result<GivenFiles, Failed> {
         }
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| wrong("its name is not text"))?.to_owned();
+        let there = workspace.map(|dir| dir.join(&name));
+        if there.is_some() && path.canonicalize().ok() == there {
+            continue;
+        }
+        if let Some(there) = there.filter(|there| is_taken(there)) {
+            return Err(wrong(&format!("`{}` exists and would be replaced; rename one of them", there.display())));
+        }
         let content = std::fs::read(path).map_err(|error| wrong(&error.to_string()))?;
         if files.insert(name, content).is_some() {
             return Err(wrong("two files have this name"));
         }
     }
     Ok(files)
+}
+
+/// Refuses a standard input whose file would replace one in the directory `workspace` of this machine.
+pub(super) fn check_stdin(workspace: Option<&Path>) -> Result<(), Failed> {
+    match workspace.map(|dir| dir.join(STDIN)).filter(|file| is_taken(file)) {
+        None => Ok(()),
+        Some(file) => Err(Failed(format!(
+            "`{}` exists, and the standard input would replace it; remove the file, unless another `sandpool run` has just \
+             made it",
+            file.display()
+        ))),
+    }
+}
+
+/// Returns whether there is something under this name, and be it a symlink that leads nowhere.
+fn is_taken(path: &Path) -> bool {
+    !matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
 }
 
 pub(super) fn too_large() -> String {
@@ -264,6 +290,29 @@ mod tests {
         assert!(refused.contains("pictures/figure-4.png`: "), "{refused}");
     }
 
+    /// W63: the directory of the code is one of the user's.
+    #[test]
+    fn w63_files_for_the_code_replace_no_file_of_the_user() {
+        let dir = Scratch::new();
+        let workspace = dir.0.canonicalize().unwrap().join("project");
+        std::fs::create_dir(&workspace).unwrap();
+        let given = |path: &Path| given(&[path.to_owned()], Some(&workspace));
+        let (data, new) = (dir.write("data.csv", "other"), dir.write("new.csv", "new"));
+        std::fs::write(workspace.join("data.csv"), "mine").unwrap();
+        let refused = given(&data).unwrap_err().0;
+        assert!(refused.contains("project/data.csv` exists and would be replaced"), "{refused}");
+        assert_eq!(given(&new).unwrap()["new.csv"], b"new");
+        symlink("nowhere", workspace.join("new.csv")).unwrap();
+        assert!(given(&new).is_err());
+        // The file itself is there already.
+        assert!(given(&dir.0.join("project/../project/data.csv")).unwrap().is_empty());
+
+        assert!(check_stdin(Some(&workspace)).is_ok() && check_stdin(None).is_ok());
+        std::fs::write(workspace.join(STDIN), "mine").unwrap();
+        let refused = check_stdin(Some(&workspace)).unwrap_err().0;
+        assert!(refused.contains(".sandpool-stdin` exists, and the standard input would replace it"), "{refused}");
+    }
+
     #[test]
     fn files_for_the_code_have_different_names_and_a_bounded_size() {
         let dir = Scratch::new();
@@ -271,8 +320,8 @@ mod tests {
         std::fs::create_dir(dir.0.join("sub")).unwrap();
         let other = dir.0.join("sub/a.csv");
         std::fs::write(&other, "2").unwrap();
-        assert_eq!(given(std::slice::from_ref(&a)).unwrap()["a.csv"], b"1");
-        let why = |paths: &[PathBuf]| given(paths).unwrap_err().0;
+        assert_eq!(given(std::slice::from_ref(&a), None).unwrap()["a.csv"], b"1");
+        let why = |paths: &[PathBuf]| given(paths, None).unwrap_err().0;
         assert!(why(&[a, other]).ends_with("two files have this name"));
         assert!(why(std::slice::from_ref(&dir.0)).ends_with("not a file"));
         let large = dir.0.join("large");
