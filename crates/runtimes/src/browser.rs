@@ -114,6 +114,9 @@ async fn probe(path: &Path, env: &HostEnvironment) -> Result<InstalledBrowser, S
     if !is_binary(&program) {
         return Err(refused("is a script or no program at all; name the binary that it starts"));
     }
+    if env.can_be_changed(path) {
+        return Err(refused("is in a writable mount, where code can change it"));
+    }
     if directory(&program).is_none_or(|dir| exposes_home(dir, env)) {
         return Err(refused(
             "the home directory would be visible in sandboxes; put the browser into a separate directory",
@@ -195,6 +198,18 @@ mod tests {
         let command = browser.command("/runtime/fonts.conf".into());
         assert_eq!((command.program.as_path(), command.shell), (newest.as_path(), true));
         assert_eq!(command.binds, [newest.parent().unwrap()]);
+    }
+
+    /// W64: code that can write to `~/.cache` puts a program there.
+    #[tokio::test]
+    async fn w64_a_browser_that_code_can_change_is_not_executed() {
+        let scratch = Scratch::new();
+        let cache = scratch.0.canonicalize().unwrap().join(".cache");
+        let shell = stand_in(&cache.join("ms-playwright/chromium_headless_shell-1200/chrome-linux/headless_shell"));
+        let env = HostEnvironment { writable: vec![cache], ..home(&scratch) };
+        let error = installed(paths(&[], SHELL_NAMES, FETCHED_SHELLS, &env), &env).await.unwrap_err();
+        assert!(error.to_string().contains("is in a writable mount, where code can change it"), "{error}");
+        assert!(find(&BrowserChoice::Path(shell), &env).await.is_err());
     }
 
     #[tokio::test]

@@ -1,9 +1,10 @@
 //! Finds the language runtimes, or prepares them once with visible progress. Sandboxes then use them read-only and
 //! offline.
 //!
-//! `python`, `node` and `browser` know where each runtime comes from, `chosen` remembers which packages it has to
-//! contain, `store` stores each runtime completely or not at all, and `kernel` defines how a sandbox starts it. The
-//! drivers belong to the guest. This crate reads no environment and no configuration; its caller passes both in.
+//! `python`, `node` and `browser` know where each runtime comes from, `trust` decides which programs code could change,
+//! `chosen` remembers which packages a runtime has to contain, `store` stores each runtime completely or not at all, and
+//! `kernel` defines how a sandbox starts it. The drivers belong to the guest. This crate reads no environment and no
+//! configuration; its caller passes both in.
 #![warn(unreachable_pub)]
 
 pub mod browser;
@@ -13,6 +14,7 @@ pub mod node;
 mod process;
 pub mod python;
 mod store;
+mod trust;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -25,6 +27,7 @@ use store::{Lock, Runtime};
 use tokio::sync::watch;
 
 pub use chosen::Preset;
+pub use trust::{Resolved, libraries};
 
 const STEPS: usize = 5;
 
@@ -68,6 +71,8 @@ pub struct HostEnvironment {
     pub home: Option<PathBuf>,
     /// Directories in which programs are looked for.
     pub path: Vec<PathBuf>,
+    /// Directories without symlinks that code can write to. No program is executed from them.
+    pub writable: Vec<PathBuf>,
     /// Variables that are passed on to `pip` and `npm`.
     pub handed_on: Vec<(&'static str, OsString)>,
 }
@@ -188,7 +193,7 @@ pub async fn set_up(
     let wanted = &chosen.wanted(config);
     let setup = Setup { config, wanted, env, progress, lock: &lock };
     // The previous holder of the lock may have prepared exactly this runtime.
-    let base = if force { None } else { python::find_base(config, wanted).await };
+    let base = if force { None } else { python::find_base(config, wanted, env).await };
     let fetches_node = matches!(node::find(config, env).await, Ok(None));
     let megabytes = if base.is_none() { python::megabytes(wanted.preset) } else { 0 }
         + if fetches_node { node::MEGABYTES } else { 0 };
@@ -226,7 +231,7 @@ async fn prepare_node(setup: &Setup<'_>, force: bool) -> Result<Node, SetupError
 pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Prepared>, SetupError> {
     let wanted = Chosen::read(&config.dir)?.wanted(config);
     let python = async {
-        let Some(python) = python::find(config).await? else { return Ok(None) };
+        let Some(python) = python::find(config, env).await? else { return Ok(None) };
         python.verify().await.map(|()| Some(python))
     };
     let (python, node) = tokio::join!(python, node::find(config, env));

@@ -94,7 +94,8 @@ async fn installed(env: &HostEnvironment) -> Option<Node> {
     let mut seen = std::collections::BTreeSet::new();
     for dir in env.path.iter().cloned().chain(usual) {
         let path = dir.join("node");
-        let new = is_binary(&path) && path.canonicalize().is_ok_and(|real| seen.insert(real));
+        let safe = !env.can_be_changed(&path);
+        let new = safe && is_binary(&path) && path.canonicalize().is_ok_and(|real| seen.insert(real));
         if new && let Ok(node) = host(&path).await {
             return Some(node);
         }
@@ -150,7 +151,7 @@ pub(crate) async fn build(setup: &Setup<'_>) -> Result<Node, SetupError> {
 }
 
 fn npm(env: &HostEnvironment) -> Option<PathBuf> {
-    env.path.iter().map(|dir| dir.join("npm")).find(|path| path.is_file())
+    env.path.iter().map(|dir| dir.join("npm")).find(|path| path.is_file() && !env.can_be_changed(path))
 }
 
 fn write_lists(dir: &Path, package: &str, lock: &str) -> Result<(), SetupError> {

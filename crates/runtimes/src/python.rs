@@ -78,14 +78,14 @@ pub struct Python {
 
 /// Returns the prepared environment that fits the configuration and the choices, if there is one. It is not verified
 /// yet.
-pub async fn find(config: &RuntimeConfig) -> Result<Option<Python>, SetupError> {
+pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Option<Python>, SetupError> {
     let wanted = Chosen::read(&config.dir)?.wanted(config);
-    let Some(base) = find_base(config, &wanted).await else { return Ok(None) };
+    let Some(base) = find_base(config, &wanted, env).await else { return Ok(None) };
     let added = find_added(&base, config, &wanted);
     Ok((wanted.python.is_empty() || added.is_some()).then_some(Python { base, added }))
 }
 
-pub(crate) async fn find_base(config: &RuntimeConfig, wanted: &Wanted) -> Option<Runtime> {
+pub(crate) async fn find_base(config: &RuntimeConfig, wanted: &Wanted, env: &HostEnvironment) -> Option<Runtime> {
     let interpreter = match &config.python {
         Some(path) => Some(ask(path).await.ok()?.base),
         None => None,
@@ -95,6 +95,7 @@ pub(crate) async fn find_base(config: &RuntimeConfig, wanted: &Wanted) -> Option
         let base = runtime.marker.base.as_deref();
         list.is_some_and(|list| runtime.marker.recipe == recipe(list))
             && interpreter.as_deref().is_none_or(|wanted| base == Some(wanted))
+            && !env.can_be_changed(&runtime.dir.join("bin/python"))
     };
     store::complete(&config.dir, "python-").into_iter().find(fits)
 }
@@ -342,6 +343,10 @@ async fn choose(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Interpr
     };
     let (mut usable, mut refused): (Vec<Interpreter>, Vec<String>) = (Vec::new(), Vec::new());
     for path in candidates {
+        if env.can_be_changed(&path) {
+            refused.push(format!("`{}` is in a writable mount, where code can change it", path.display()));
+            continue;
+        }
         match ask(&path).await {
             Ok(found) if usable.contains(&found) => {}
             Ok(found) if !is_supported(&found.full()) || found.implementation != "cpython" => {
@@ -514,6 +519,32 @@ mod tests {
         let shim = scratch.write("python3", "#!/bin/sh\nexec python3 \"$@\"\n");
         assert!(!is_binary(&shim));
         assert!(is_binary(Path::new("/bin/sh")));
+    }
+
+    /// W64: code that can write to `~/.pyenv` puts an interpreter there. It would be executed outside of a sandbox.
+    #[tokio::test]
+    async fn w64_an_interpreter_that_code_can_change_is_not_executed() {
+        let scratch = Scratch::new();
+        let home = scratch.0.canonicalize().unwrap();
+        let bin = home.join(".pyenv/versions/3.13.0/bin");
+        fs::create_dir_all(&bin).unwrap();
+        fs::copy("/bin/echo", bin.join("python3")).unwrap();
+        let mut env = HostEnvironment { home: Some(home.clone()), ..HostEnvironment::default() };
+        let mut config = crate::RuntimeConfig {
+            dir: home.join("runtimes"),
+            python: None,
+            preset: None,
+            packages: vec![],
+            node: crate::NodeChoice::Auto,
+            threads: 1,
+            warm: false,
+            preload: vec![],
+        };
+        assert!(candidates(&env).contains(&bin.join("python3")));
+        env.writable = vec![home.join(".pyenv")];
+        config.python = Some(bin.join("python3"));
+        let refused = choose(&config, &env).await.err().unwrap().to_string();
+        assert!(refused.contains("is in a writable mount, where code can change it"), "{refused}");
     }
 
     #[test]

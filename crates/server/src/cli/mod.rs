@@ -109,7 +109,9 @@ fn dispatch(cli: Cli) -> CommandResult {
     for (name, nearest) in Environment::misspelt() {
         tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
     }
-    let environment = sources.environment.for_runtimes(&config.mounts);
+    let mounts = config.mounts.iter().map(|mount| &mount.volume);
+    let shared = mounts.chain(&config.dialects.microsandbox.volumes);
+    let environment = sources.environment.for_runtimes(shared);
     let context = CommandEnv { config, environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),

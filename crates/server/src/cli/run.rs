@@ -14,17 +14,18 @@ use engine::op::{
     ContextSelector, Ended, Environment, FileOwner, Language, MimeBundle, Network, NewContext, Ran, RunCode,
     RunCommand, RunOutcome, Stream, Target,
 };
-use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
+use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant, WORKSPACE};
 use runtimes::{Progress, RuntimeConfig};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use self::files::{GivenFiles, MAX_GIVEN};
+use self::files::{Destination, GivenFiles, MAX_GIVEN};
 use self::program::{Program, ProgramLanguage, STDIN};
 use super::file_secret::file_secret;
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on, output};
+use crate::config::{ALL_TENANTS, Config, MountConfig};
 
 /// Run code in a sandbox
 ///
@@ -68,12 +69,32 @@ const EVENTS: usize = 1 << 16;
 
 pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     let program = Program::read(args.code.as_deref(), args.file.as_deref(), args.language, &args.args)?;
-    let given = files::given(&args.files)?;
+    let workspace = workspace(&context.config);
+    let given = files::given(&args.files, workspace)?;
+    if program.stdin.is_some() {
+        files::check_stdin(workspace)?;
+    }
     let native = Native::launch(&context.config, TransportKind::Stdio)?;
-    block_on(run(args, context, native, program, given))
+    // After the launcher has started, which must not have these directories open.
+    let open =
+        |dir: &Option<PathBuf>| dir.as_deref().map(|dir| Destination::open(dir, &context.environment)).transpose();
+    let (save, out) = (open(&args.save)?, open(&args.out)?);
+    let job = Job { program, given, timeout: args.timeout, out };
+    block_on(run(job, save, context, native))
 }
 
-async fn run(args: Args, context: CommandEnv, native: Native, program: Program, given: GivenFiles) -> CommandResult {
+/// Returns the directory of this machine that is the workspace of the code, if it is one.
+fn workspace(config: &Config) -> Option<&Path> {
+    let is_local = |tenant: &String| tenant == ALL_TENANTS || *tenant == Tenant::local().0;
+    let is_used = |mount: &&MountConfig| {
+        mount.volume.inside == Path::new(WORKSPACE)
+            && mount.dialects.contains(&config.dialect.as_str())
+            && (mount.tenants.is_empty() || mount.tenants.iter().any(is_local))
+    };
+    config.mounts.iter().find(is_used).map(|mount| mount.volume.host.as_path())
+}
+
+async fn run(job: Job, save: Option<Destination>, context: CommandEnv, native: Native) -> CommandResult {
     let signals = Signals::listen()?;
     let (progress, _watch) = Progress::new();
     let config = &context.config;
@@ -81,7 +102,8 @@ async fn run(args: Args, context: CommandEnv, native: Native, program: Program, 
         prepared = runtimes::prepare(&config.runtimes, &context.environment, &progress) => prepared?,
         () = signals.first.cancelled() => return Ok(ExitCode::from(130)),
     };
-    if program.language.of_context() != Language::Python
+    let language = job.program.language;
+    if language.of_context() != Language::Python
         && let Err(why) = prepared.node
     {
         return Err(why.into());
@@ -97,8 +119,8 @@ async fn run(args: Args, context: CommandEnv, native: Native, program: Program, 
         (realm.pool_size, realm.text_budget, realm.kept, realm.volumes) = (0, TEXT_BUDGET, None, Vec::new());
         realm.persist = None;
         // The user of the command line is the operator and may allow more time than clients have.
-        realm.max_timeout = realm.max_timeout.max(args.timeout.unwrap_or_default());
-        realm.max_command_timeout = realm.max_command_timeout.max(args.timeout.unwrap_or_default());
+        realm.max_timeout = realm.max_timeout.max(job.timeout.unwrap_or_default());
+        realm.max_command_timeout = realm.max_command_timeout.max(job.timeout.unwrap_or_default());
     }
     // `sandpool doctor` says what is missing; a warning at each run would only be noise in the output of the code.
     let engine = Engine::new(limits, native.start_quietly().await?.0);
@@ -106,7 +128,6 @@ async fn run(args: Args, context: CommandEnv, native: Native, program: Program, 
         // Importing all libraries is not worthwhile for one cell.
         let cold = RuntimeConfig { warm: false, ..config.runtimes.clone() };
         engine.start_pool(prepared.kernels(&cold, None), &|_| {}).await?;
-        let job = Job { program: &program, given: &given, timeout: args.timeout, out: args.out.as_deref() };
         job.run(&engine, &signals.first).await
     };
     let result = tokio::select! {
@@ -115,21 +136,21 @@ async fn run(args: Args, context: CommandEnv, native: Native, program: Program, 
     };
     engine.shutdown(Duration::ZERO).await;
     let ran = result?;
-    show(&ran, program.language);
-    save_pictures(&ran, args.save.as_deref())?;
+    show(&ran, language);
+    save_pictures(&ran, save.as_ref())?;
     Ok(ExitCode::from(exit_code(&ran.end)))
 }
 
 /// What the command does with its one context.
-struct Job<'a> {
-    program: &'a Program,
-    given: &'a GivenFiles,
+struct Job {
+    program: Program,
+    given: GivenFiles,
     timeout: Option<Duration>,
     /// Directory for the files that the code left.
-    out: Option<&'a Path>,
+    out: Option<Destination>,
 }
 
-impl Job<'_> {
+impl Job {
     async fn run(&self, engine: &Engine, interrupt: &CancellationToken) -> Result<Ran, Failed> {
         let quiet = Call { cancel: interrupt.clone(), ..wiring::call_of(Tenant::local(), engine.config().pool_realm) };
         let create = Op::CreateContext(NewContext::named("run", self.program.language.of_context()));
@@ -138,7 +159,7 @@ impl Job<'_> {
         };
         let target = Target::existing(ContextSelector::Id(made.id));
         let owner = FileOwner::Context(target.clone());
-        files::give(engine, &quiet, &owner, self.given).await?;
+        files::give(engine, &quiet, &owner, &self.given).await?;
         if let Some(stdin) = &self.program.stdin {
             files::give(engine, &quiet, &owner, &[(STDIN.to_owned(), stdin.clone())].into()).await?;
         }
@@ -150,10 +171,10 @@ impl Job<'_> {
             }
         }
         let ran = self.shown(engine, interrupt, target).await?;
-        if let Some(dir) = self.out {
+        if let Some(out) = &self.out {
             // After an interrupt the files are still wanted.
             let call = wiring::call_of(Tenant::local(), engine.config().pool_realm);
-            files::save(engine, &call, &owner, self.given, dir).await?;
+            files::save(engine, &call, &owner, &self.given, out).await?;
         }
         Ok(ran)
     }
@@ -259,7 +280,7 @@ fn exit_code(end: &RunOutcome) -> u8 {
 }
 
 /// Saves pictures as files `figure-1.png`, …. Without a directory it only mentions them.
-fn save_pictures(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
+fn save_pictures(ran: &Ran, save: Option<&Destination>) -> Result<(), Failed> {
     let pictures: Vec<(&str, Vec<u8>)> = ran.displays.iter().chain(&ran.value).filter_map(picture).collect();
     let Some(dir) = save else {
         if !pictures.is_empty() {
@@ -267,13 +288,8 @@ fn save_pictures(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
         }
         return Ok(());
     };
-    std::fs::create_dir_all(dir).map_err(|error| Failed(format!("cannot create `{}`: {error}", dir.display())))?;
-    for (number, (extension, bytes)) in pictures.iter().enumerate() {
-        let path = dir.join(format!("figure-{}.{extension}", number + 1));
-        std::fs::write(&path, bytes).map_err(|error| Failed(format!("cannot write `{}`: {error}", path.display())))?;
-        output::error(&format!("saved {}", path.display()));
-    }
-    Ok(())
+    let mut numbered = pictures.iter().zip(1..);
+    numbered.try_for_each(|((extension, bytes), number)| dir.replace(&format!("figure-{number}.{extension}"), bytes))
 }
 
 /// Returns the best picture of a display as its file extension and bytes.

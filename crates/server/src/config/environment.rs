@@ -6,11 +6,11 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use runtimes::HostEnvironment;
+use engine::op::SharedVolume;
+use runtimes::{HostEnvironment, Resolved};
 
-use super::mounts::Resolved;
+use super::nearest;
 use super::settings::{Fallback, SETTINGS};
-use super::{MountConfig, nearest};
 
 /// Variables that are not settings, but say where things are.
 const PLACES: &[(&str, &str)] = &[
@@ -120,16 +120,14 @@ impl Environment {
     }
 
     /// Returns the part of the environment that a set-up of the runtimes needs.
-    pub(crate) fn for_runtimes(&self, mounts: &[MountConfig]) -> HostEnvironment {
+    pub(crate) fn for_runtimes<'a>(&self, shared: impl Iterator<Item = &'a SharedVolume>) -> HostEnvironment {
         let handed_on = HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?.to_owned()))).collect();
+        let writable = shared.filter(|volume| !volume.read_only).map(|volume| Resolved::of(&volume.host).real);
+        let home = self.home().map(Path::to_owned);
+        let mut host = HostEnvironment { home, path: self.path(), writable: writable.collect(), handed_on };
         // No program is started from a directory that code can change.
-        let writable = |dir: &PathBuf| {
-            let Resolved { real, links } = Resolved::of(dir);
-            let is_in = |mount: &MountConfig| links.iter().chain([&real]).any(|at| at.starts_with(&mount.volume.host));
-            mounts.iter().any(|mount| !mount.volume.read_only && is_in(mount))
-        };
-        let path = self.path().into_iter().filter(|dir| !writable(dir)).collect();
-        HostEnvironment { home: self.home().map(Path::to_owned), path, handed_on }
+        host.path = host.path.iter().filter(|dir| !host.is_writable(dir)).cloned().collect();
+        host
     }
 }
 
@@ -215,17 +213,10 @@ mod tests {
     #[test]
     fn no_program_is_taken_from_a_directory_that_code_can_write() {
         let env = Environment::of(&[("PATH", "/nowhere/project/.venv/bin:/nowhere/tools:/nowhere/projects/bin")]);
-        let mount = |read_only| MountConfig {
-            volume: engine::op::SharedVolume {
-                host: "/nowhere/project".into(),
-                inside: "/workspace".into(),
-                read_only,
-            },
-            dialects: vec![],
-            tenants: vec![],
-        };
+        let mount =
+            |read_only| SharedVolume { host: "/nowhere/project".into(), inside: "/workspace".into(), read_only };
         let safe = ["/nowhere/tools", "/nowhere/projects/bin"].map(PathBuf::from);
-        assert_eq!(env.for_runtimes(&[mount(false)]).path, safe);
-        assert_eq!(env.for_runtimes(&[mount(true)]).path.len(), 3);
+        assert_eq!(env.for_runtimes([mount(false)].iter()).path, safe);
+        assert_eq!(env.for_runtimes([mount(true)].iter()).path.len(), 3);
     }
 }

@@ -177,14 +177,15 @@ pub(crate) struct DialectLimits {
 impl Config {
     /// Reads the configuration file that the sources name, and merges all sources.
     pub(crate) fn load(sources: &Sources) -> Result<Self, ConfigError> {
-        Self::typed(resolve::resolve(sources)?, sources.is_root, sources.environment.home())
+        Self::typed(resolve::resolve(sources)?, sources)
     }
 
-    fn typed(effective: Effective, is_root: bool, home: Option<&Path>) -> Result<Self, ConfigError> {
+    fn typed(effective: Effective, sources: &Sources) -> Result<Self, ConfigError> {
         let backends: Vec<String> = effective.get("backend")?;
         if backends != ["native"] {
             return Err(effective.error("backend", "`native` is the only back end of this version"));
         }
+        let private = private_files(&effective, &sources.environment)?;
         Ok(Self {
             log: effective.get("log")?,
             log_json: effective.get::<String>("log_format")? == "json",
@@ -216,9 +217,9 @@ impl Config {
                 path if path.starts_with('/') => BrowserChoice::Path(path.into()),
                 _ => return Err(effective.error("browser", "expected `auto`, `off` or an absolute path")),
             },
-            mounts: mounts::typed(&effective, is_root, &private_files(&effective, home)?)?,
+            mounts: mounts::typed(&effective, sources.is_root, &private)?,
             network: Network::typed(&effective)?,
-            dialects: Dialects::typed(&effective)?,
+            dialects: Dialects::typed(&effective, &private)?,
             serve: Serve::typed(&effective)?,
             auth: Auth {
                 token: effective.get("auth.token")?,
@@ -254,7 +255,7 @@ impl Config {
 }
 
 /// Returns the files that no mount may show or change.
-fn private_files(effective: &Effective, home: Option<&Path>) -> Result<PrivateFiles, ConfigError> {
+fn private_files(effective: &Effective, environment: &Environment) -> Result<PrivateFiles, ConfigError> {
     let network = Network::typed(effective)?;
     let mut secret = vec![("state_dir".to_owned(), effective.absolute("state_dir")?)];
     for setting in ["auth.tenants", "auth.token_file"] {
@@ -267,17 +268,20 @@ fn private_files(effective: &Effective, home: Option<&Path>) -> Result<PrivateFi
     }));
     let mut trusted = vec![("runtimes.dir".to_owned(), effective.absolute("runtimes.dir")?)];
     let config: Option<PathBuf> = effective.get("config")?;
-    trusted.extend(config.map(|path| ("config".to_owned(), path)));
+    // Also a file that does not exist yet: the next start would read what code wrote.
+    let configs = config.into_iter().chain(resolve::usual_files(environment));
+    trusted.extend(configs.map(|path| ("config".to_owned(), path)));
     for setting in ["auth.jwks", "runtimes.python", "runtimes.node", "browser"] {
         let text: Option<String> = effective.get(setting)?;
         // Other texts are addresses and words such as `auto`.
         let is_path = |text: &String| !text.contains("://") && (setting == "auth.jwks" || text.contains('/'));
-        let path = text.filter(is_path);
-        trusted.extend(path.map(|path| (setting.to_owned(), path.into())));
+        let Some(path) = text.filter(is_path).map(PathBuf::from) else { continue };
+        let libraries = if setting == "auth.jwks" { Vec::new() } else { runtimes::libraries(&path) };
+        trusted.extend(std::iter::once(path).chain(libraries).map(|path| (setting.to_owned(), path)));
     }
     trusted.extend(std::env::current_exe().ok().map(|path| ("this program".to_owned(), path)));
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    Ok(PrivateFiles { secret, trusted, homes: mounts::homes(&users, home) })
+    Ok(PrivateFiles { secret, trusted, homes: mounts::homes(&users, environment.home()) })
 }
 
 impl Serve {
@@ -370,10 +374,10 @@ impl Dialects {
         &self.limits[id]
     }
 
-    fn typed(effective: &Effective) -> Result<Self, ConfigError> {
+    fn typed(effective: &Effective, private: &PrivateFiles) -> Result<Self, ConfigError> {
         let limits = |id: &&'static str| Ok((*id, DialectLimits::typed(effective, id)?));
         let volumes: Vec<String> = effective.get("microsandbox.volumes")?;
-        let volumes = volumes.iter().map(|text| volume(text)).collect::<Result<_, String>>();
+        let volumes = volumes.iter().map(|text| volume(text, private)).collect::<Result<_, String>>();
         Ok(Self {
             limits: dialects::IDS.iter().map(limits).collect::<Result<_, ConfigError>>()?,
             default_context: effective.get("agentrun.default_context")?,
@@ -393,7 +397,7 @@ impl Dialects {
 }
 
 /// Parses `host:container` or `host:container:ro`.
-fn volume(text: &str) -> Result<SharedVolume, String> {
+fn volume(text: &str, private: &PrivateFiles) -> Result<SharedVolume, String> {
     let (paths, read_only) = match text.strip_suffix(":ro") {
         Some(paths) => (paths, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
@@ -403,6 +407,8 @@ fn volume(text: &str) -> Result<SharedVolume, String> {
     if !host.starts_with('/') || !inside.starts_with('/') || inside.contains(':') {
         return Err(wrong());
     }
+    let real = runtimes::Resolved::of(host.as_ref()).real;
+    private.check(&real, !read_only).map_err(|why| format!("`{text}`: {why}"))?;
     Ok(SharedVolume { host: host.into(), inside: inside.into(), read_only })
 }
 

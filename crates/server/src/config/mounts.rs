@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use engine::op::SharedVolume;
 use engine::{DATA, WORKSPACE};
+use runtimes::Resolved;
 use rustix::fs::{Access as Permission, Mode, OFlags};
 use serde::Deserialize;
 
@@ -196,20 +197,7 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
     if host == Path::new("/") || is_system || shows_the_kernel(host) {
         return Err("is a part of the system and not a directory of files; mount another directory".into());
     }
-    let writes = access == MountAccess::Rw;
-    for (setting, path) in private.secret.iter().chain(private.trusted.iter().filter(|_| writes)) {
-        let Resolved { real, links } = Resolved::of(path);
-        let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());
-        let leads_through_it = writes && links.iter().any(|link| link.starts_with(host));
-        if is_in_it || leads_through_it {
-            let remedy = match private.secret.iter().any(|(secret, _)| secret == setting) {
-                true => "mount a directory below it, or move the file",
-                false => "mount a directory below it, move the file, or mount it read-only",
-            };
-            let shown = if is_in_it { &real } else { path };
-            return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", shown.display()));
-        }
-    }
+    private.check(host, access == MountAccess::Rw)?;
     if let Some(home) = private.homes.iter().find(|home| home.starts_with(host)) {
         return Err(format!(
             "holds the home directory `{}`, with keys and with files that a shell executes; mount a directory below it",
@@ -217,6 +205,26 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
         ));
     }
     Ok(())
+}
+
+impl PrivateFiles {
+    /// Refuses a directory, given without symlinks, that would show or let code change one of the files.
+    pub(super) fn check(&self, host: &Path, writes: bool) -> Result<(), String> {
+        for (setting, path) in self.secret.iter().chain(self.trusted.iter().filter(|_| writes)) {
+            let Resolved { real, links } = Resolved::of(path);
+            let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());
+            let leads_through_it = writes && links.iter().any(|link| link.starts_with(host));
+            if is_in_it || leads_through_it {
+                let remedy = match self.secret.iter().any(|(secret, _)| secret == setting) {
+                    true => "mount a directory below it, or move the file",
+                    false => "mount a directory below it, move the file, or mount it read-only",
+                };
+                let shown = if is_in_it { &real } else { path };
+                return Err(format!("holds `{}` (`{setting}`), which code must not reach; {remedy}", shown.display()));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn shows_the_kernel(dir: &Path) -> bool {
@@ -273,41 +281,6 @@ fn check_dialects(wanted: Option<Vec<String>>) -> Result<Vec<&'static str>, Stri
         })
     };
     wanted.iter().map(known).collect()
-}
-
-/// A path as the Linux kernel follows it, as far as it exists.
-pub(super) struct Resolved {
-    /// The path without symlinks.
-    pub real: PathBuf,
-    /// The symlinks on the way, each where it is.
-    pub links: Vec<PathBuf>,
-}
-
-impl Resolved {
-    pub(super) fn of(path: &Path) -> Self {
-        /// The Linux kernel follows no more.
-        const MOST: usize = 40;
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let (mut real, mut links) = (PathBuf::from("/"), Vec::new());
-        let steps =
-            |path: &Path| path.components().rev().map(|part| PathBuf::from(part.as_os_str())).collect::<Vec<_>>();
-        let mut left = steps(&absolute);
-        while let Some(step) = left.pop() {
-            if step == Path::new("..") {
-                real.pop();
-                continue;
-            }
-            let next = real.join(step);
-            match fs::read_link(&next) {
-                Ok(target) if links.len() < MOST => {
-                    links.push(next);
-                    left.extend(steps(&target));
-                }
-                _ => real = next,
-            }
-        }
-        Self { real, links }
-    }
 }
 
 #[cfg(test)]
@@ -514,6 +487,85 @@ mod tests {
         if Path::new("/run/lock").is_dir() {
             assert!(check(&fs::canonicalize("/run/lock").unwrap()).unwrap_err().contains("is a part of the system"));
         }
+    }
+
+    /// W64: what the server reads or executes must not change because code wrote a file, also not at its next start.
+    #[test]
+    fn w64_what_the_server_trusts_is_in_no_writable_mount_and_no_path_leads_through_one() {
+        let dir = scratch();
+        for name in ["outside", "python/bin", "python/lib/python3.13"] {
+            fs::create_dir_all(dir.0.join(name)).unwrap();
+        }
+        dir.write("outside/keys.json", "{}");
+        std::os::unix::fs::symlink("../outside", dir.0.join("project/link")).unwrap();
+        let place = dir.0.to_string_lossy().into_owned();
+        let of = |setting: &str, host: &str, access: &str| {
+            let file = format!("{setting}\n[[mount]]\nhost = '{host}'\naccess = '{access}'").replace("DIR", &place);
+            load(&dir, &file, &[], false)
+        };
+        for (setting, host) in [
+            ("auth.jwks = 'DIR/project/keys.json'", "project"),
+            ("auth.jwks = 'DIR/project/link/keys.json'", "project"),
+            ("auth.tenants = 'DIR/project/link/tenants.toml'", "project"),
+            ("auth.token_file = 'DIR/project/link/token'", "project"),
+            ("runtimes.python = 'DIR/project/.venv/bin/python'", "project"),
+            ("runtimes.python = 'DIR/python/bin/python3'", "python/lib/python3.13"),
+            ("runtimes.node = 'DIR/project/link/../node'", "project"),
+            ("browser = 'DIR/project/chromium'", "project"),
+        ] {
+            let name = setting.split(' ').next().unwrap();
+            let refused = of(setting, host, "rw").unwrap_err();
+            assert!(refused.contains(&format!("(`{name}`), which code must not reach")), "{setting}: {refused}");
+        }
+        // Code may read what is no secret, and changes nothing.
+        for setting in ["auth.jwks = 'DIR/project/keys.json'", "runtimes.python = 'DIR/project/.venv/bin/python'"] {
+            assert!(of(setting, "project", "ro").is_ok(), "{setting}");
+        }
+        assert!(of("auth.jwks = 'https://id.example.com/project/keys'", "project", "rw").is_ok());
+        assert!(of("runtimes.python = 'DIR/python/bin/python3'", "project", "rw").is_ok());
+    }
+
+    /// W64: a shared volume of the dialect `microsandbox` is no mount, but code writes to it all the same.
+    #[test]
+    fn w64_a_shared_volume_holds_nothing_that_the_server_trusts() {
+        let dir = scratch();
+        let volumes = |text: &str| {
+            let place = dir.0.canonicalize().unwrap();
+            let text = format!("microsandbox.volumes = ['{}']", text.replace("DIR", place.to_str().unwrap()));
+            load(&dir, &text, &[], false).map(drop)
+        };
+        for (volume, setting) in [
+            ("DIR:/v:ro", "state_dir"),
+            ("DIR/home/.config:/v", "config"),
+            ("DIR/home/.local/share:/v", "runtimes.dir"),
+        ] {
+            let refused = volumes(volume).unwrap_err();
+            assert!(refused.starts_with("`microsandbox.volumes` (from "), "{refused}");
+            assert!(refused.contains(&format!("(`{setting}`), which code must not reach")), "{refused}");
+        }
+        assert_eq!(volumes("DIR/project:/v"), Ok(()));
+        assert_eq!(volumes("DIR/home/.local/share:/v:ro"), Ok(()));
+    }
+
+    /// W64: the next start would read the configuration file that code wrote.
+    #[test]
+    fn w64_the_usual_place_of_the_configuration_file_is_in_no_writable_mount() {
+        let dir = scratch();
+        let config = dir.0.join("home/.config/sandpool");
+        fs::create_dir_all(&config).unwrap();
+        for flag in ["DIR/home/.config:rw", "DIR/home/.config/sandpool:rw"] {
+            let refused = load(&dir, "", &[flag], false).unwrap_err();
+            let why = "home/.config/sandpool/sandpool.toml` (`config`), which code must not reach; mount a directory below \
+                       it, move the file, or mount it read-only";
+            assert!(refused.ends_with(why), "{flag}: {refused}");
+        }
+        assert!(load(&dir, "", &["DIR/home/.config"], false).is_ok());
+        // The directory need not exist either, and may be elsewhere.
+        fs::remove_dir(&config).unwrap();
+        assert!(load(&dir, "", &["DIR/home/.config:rw"], false).is_err());
+        std::os::unix::fs::symlink(dir.0.join("project"), &config).unwrap();
+        assert!(load(&dir, "", &["DIR/home/.config:rw"], false).is_err());
+        assert!(load(&dir, "", &["DIR/project:rw"], false).is_err());
     }
 
     #[test]

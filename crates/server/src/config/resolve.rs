@@ -214,9 +214,13 @@ fn config_file(sources: &Sources) -> Option<(PathBuf, Origin)> {
     if let Some(given) = sources.environment.get("SANDPOOL_CONFIG") {
         return Some((given.into(), Origin::Environment("SANDPOOL_CONFIG")));
     }
-    let user = sources.environment.xdg("CONFIG", ".config").map(|dir| dir.join("sandpool/sandpool.toml"));
-    let mut usual = user.into_iter().chain([PathBuf::from("/etc/sandpool/sandpool.toml")]);
-    usual.find(|path| path.exists()).map(|path| (path, Origin::Default))
+    usual_files(&sources.environment).find(|path| path.exists()).map(|path| (path, Origin::Default))
+}
+
+/// Returns the usual places of the configuration file, whether it is there or not.
+pub(super) fn usual_files(environment: &Environment) -> impl Iterator<Item = PathBuf> {
+    let user = environment.xdg("CONFIG", ".config").map(|dir| dir.join("sandpool/sandpool.toml"));
+    user.into_iter().chain([PathBuf::from("/etc/sandpool/sandpool.toml")])
 }
 
 fn read_file(path: &Path) -> Result<Vec<(&'static str, toml::Value)>, ConfigError> {

@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
@@ -326,4 +326,64 @@ x = 1";
     assert_eq!(workspaces().as_array().unwrap().len(), 2);
     assert!(program(&state, &["workspace", "remove", "notes"]).output().unwrap().status.success());
     assert_eq!(workspaces()[0]["owner"]["context"], "default");
+}
+
+/// W62: code makes the names and the directory to which the command will write symlinks.
+#[test]
+fn w62_what_run_saves_goes_through_no_symlink_of_the_code() {
+    let state = StateDir::new("run-symlinks");
+    let [project, pictures, out, outside] =
+        ["project", "project/pictures", "project/out", "outside"].map(|name| directory(&state, name));
+    let code = "import os
+for kind in ['png', 'svg']:
+    os.symlink('OUTSIDE/f', f'/workspace/p/pictures/figure-1.{kind}')
+os.rename('/workspace/p/out', '/workspace/p/moved')
+os.symlink('OUTSIDE', '/workspace/p/out')
+open('made', 'w').write('x')
+class Drawing:
+    def _repr_svg_(self):
+        return '<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1\" height=\"1\"></svg>'
+Drawing()"
+        .replace("OUTSIDE", outside.to_str().unwrap());
+    let run = |code: &str| {
+        let mut run = program(&state, &["run", "--mount", &format!("{}:/workspace/p:rw", project.display())]);
+        run.arg("--save").arg(&pictures).arg("--out").arg(&out).args(["-c", code]).stdin(Stdio::null());
+        let output = run.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, said) = run(&code);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("pictures/figure-1."), "{said}");
+    assert_eq!(std::fs::read_to_string(outside.join("f")).unwrap(), "of outside\n");
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1, "{said}");
+    assert_eq!(std::fs::read_to_string(project.join("moved/made")).unwrap(), "x");
+    let (status, said) = run("open('made', 'w').write('x')");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.ends_with("it is a symlink; name the directory that it leads to\n"), "{said}");
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
+}
+
+/// W63: the workspace is a directory of the user, which has a file of the same name.
+#[test]
+fn w63_files_of_run_replace_no_file_of_a_mounted_workspace() {
+    let state = StateDir::new("run-replaces");
+    let project = directory(&state, "project");
+    let other = directory(&state, "other");
+    let run = |file: &Path, stdin: &str| {
+        let mut run = program(&state, &["run"]);
+        run.arg("--workspace").arg(&project).arg("--file").arg(file).args(["-c", "print(open('f').read() + input())"]);
+        let given = state.0.join("stdin");
+        std::fs::write(&given, stdin).unwrap();
+        let output = run.stdin(std::fs::File::open(given).unwrap()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let (status, said) = run(&other.join("f"), "in\n");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("project/f` exists and would be replaced; rename one of them"), "{said}");
+    assert_eq!(run(&project.join("f"), "in\n"), (Some(0), "of project\nin\n".into()));
+    std::fs::write(project.join(".sandpool-stdin"), "mine").unwrap();
+    let (status, said) = run(&project.join("f"), "in\n");
+    assert_eq!(status, Some(1), "{said}");
+    assert_eq!(std::fs::read_to_string(project.join(".sandpool-stdin")).unwrap(), "mine");
+    assert_eq!(std::fs::read_to_string(project.join("f")).unwrap(), "of project\n");
 }

@@ -33,7 +33,7 @@ async fn python(context: &CommandEnv) -> (Fact, BTreeMap<String, String>, bool) 
     let (config, env) = (&context.config.runtimes, &context.environment);
     let off = |why: String, what_to_do: &str| fact("Python", FactState::Off, why, what_to_do);
     let force = |error: SetupError| (off(error.to_string(), "run `sandpool setup --force`"), BTreeMap::new(), false);
-    match python::find(config).await {
+    match python::find(config, env).await {
         Err(error) => force(error),
         Ok(Some(python)) => match python.verify().await {
             Ok(()) => {
