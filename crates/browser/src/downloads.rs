@@ -26,6 +26,8 @@ const MAX_LISTED: usize = 10_000;
 
 pub(crate) struct Downloads {
     directory: PathBuf,
+    /// The directory as clients know it: relative to the workspace, unless it is elsewhere.
+    shown: PathBuf,
     running: HashMap<String, Download>,
     /// The moment at which the latest download began, on the clock of [`crate::state::BrowserState`].
     begun: u64,
@@ -47,8 +49,10 @@ struct Download {
 }
 
 impl Downloads {
-    pub(crate) fn new(directory: &str) -> Self {
-        Self { directory: directory.into(), running: HashMap::new(), begun: 0, expected: None, finished_bytes: 0, free }
+    pub(crate) fn new(workspace: &str, directory: &str) -> Self {
+        let directory = PathBuf::from(directory);
+        let shown = directory.strip_prefix(workspace).unwrap_or(&directory).to_owned();
+        Self { directory, shown, running: HashMap::new(), begun: 0, expected: None, finished_bytes: 0, free }
     }
 
     /// Returns whether a download that began after `moment` is still running.
@@ -155,18 +159,12 @@ impl Downloads {
         for number in 0..MAX_SAME {
             let name = numbered(name, number);
             match rustix::fs::renameat_with(CWD, &unfinished, CWD, self.directory.join(&name), RenameFlags::NOREPLACE) {
-                Ok(()) => return Ok((self.shown(&name), size)),
+                Ok(()) => return Ok((self.shown.join(&name).display().to_string(), size)),
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Err(io::Error::other(format!("there are too many files named `{name}`")))
-    }
-
-    /// Returns the path of a file relative to the parent of the directory.
-    fn shown(&self, name: &str) -> String {
-        let directory = self.directory.file_name().map_or(Path::new(""), Path::new);
-        directory.join(name).display().to_string()
     }
 }
 
@@ -240,7 +238,7 @@ mod tests {
         std::fs::write(&secret, "x").unwrap();
         std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&secret, place.join("guid")).unwrap();
-        let mut downloads = Downloads::new(place.to_str().unwrap());
+        let mut downloads = Downloads::new("/workspace", place.to_str().unwrap());
         assert!(downloads.begin(1, "guid", "http://a.test/", "a.txt"));
         let told = downloads.completed("guid");
         assert!(matches!(told, Some(PageEvent::Download { path: None, error: Some(_), .. })), "{told:?}");
@@ -253,7 +251,7 @@ mod tests {
     fn w35_downloads_take_no_more_of_the_disk_than_they_leave_free() {
         let place = std::env::temp_dir().join(format!("sandpool-endless-{}", std::process::id()));
         std::fs::create_dir_all(&place).unwrap();
-        let mut downloads = Downloads::new(place.to_str().unwrap());
+        let mut downloads = Downloads::new("/workspace", place.to_str().unwrap());
         downloads.free = |directory| {
             let sizes = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
             Some(1000 - sizes.sum::<u64>())

@@ -1,7 +1,6 @@
 //! The browser as a whole: starting it, serving one request at a time, and recovering when a page does not respond.
 
 use std::future::Future;
-use std::path::Path;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
@@ -66,13 +65,12 @@ impl Driver {
         let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
         let Chromium { mut process, to, from } = chromium;
         let (cdp, writing) = Cdp::new(to);
-        let state = StateCell::new(Downloads::new(&spec.downloads));
+        let state = StateCell::new(Downloads::new(&spec.workspace, &spec.downloads));
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
         let (queue, queued) = mpsc::unbounded_channel();
         state.change(|state| {
-            let root = Path::new(&spec.downloads).parent().unwrap_or(Path::new("/"));
-            (state.workspace.root, state.workspace.queue) = (root.display().to_string(), Some(queue));
+            (state.workspace.root, state.workspace.queue) = (spec.workspace.clone(), Some(queue));
         });
         tokio::task::spawn_local(workspace::serve_files(cdp.clone(), state.clone(), files, queued));
         match tokio::time::timeout(START_TIMEOUT, set_up(&cdp, &state, &spec.downloads)).await {

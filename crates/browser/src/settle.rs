@@ -113,7 +113,7 @@ mod tests {
     /// The browser aborts the navigation at once, and may take any time to report the download.
     #[tokio::test(start_paused = true)]
     async fn a_download_that_is_reported_late_belongs_to_the_action_that_caused_it() {
-        let state = StateCell::new(Downloads::new("/nowhere"));
+        let state = StateCell::new(Downloads::new("/", "/nowhere"));
         let moment = state.change(|state| {
             state.add_tab("target", "session", String::new());
             let moment = state.tick();
@@ -154,7 +154,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_of_a_tab_that_the_action_closed_are_not_waited_for() {
-        let state = StateCell::new(Downloads::new("/nowhere"));
+        let state = StateCell::new(Downloads::new("/", "/nowhere"));
         let (_theirs, ours) = std::io::pipe().unwrap();
         let (cdp, _) = crate::cdp::Cdp::new(tokio::net::unix::pipe::Sender::from_owned_fd(ours.into()).unwrap());
         let tab = state.change(|state| {

@@ -357,7 +357,7 @@ mod tests {
         url: &str,
         referrer: Option<&str>,
     ) -> Option<String> {
-        let state = StateCell::new(Downloads::new("/nowhere"));
+        let state = StateCell::new(Downloads::new("/", "/nowhere"));
         state.change(|state| {
             let tab = state.add_tab("root", "session", shown.into());
             let headers = referrer.map(|referrer| ("Referer".to_owned(), referrer.to_owned())).into_iter().collect();

@@ -48,14 +48,15 @@ pub(crate) struct Counters {
 }
 
 impl BrowserCommand {
-    pub(crate) fn spec(&self, proxy: bool, nssdb: Option<String>) -> BrowserSpec {
+    pub(crate) fn spec(&self, proxy: bool, nssdb: Option<String>, downloads: &str) -> BrowserSpec {
         BrowserSpec {
             program: self.program.to_string_lossy().into_owned(),
             shell: self.shell,
             proxy: proxy.then(|| sandbox::PROXY.to_string()),
             home: HOME.into(),
             fontconfig: self.fontconfig.as_ref().map(|path| path.to_string_lossy().into_owned()),
-            downloads: format!("{WORKSPACE}/downloads"),
+            workspace: WORKSPACE.into(),
+            downloads: downloads.into(),
             nssdb: nssdb.filter(|_| proxy),
         }
     }

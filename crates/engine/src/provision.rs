@@ -114,7 +114,7 @@ impl Provisioner {
     pub(crate) async fn start_browser(&self, sandbox: &LiveSandbox) -> Result<(), SandboxFailure> {
         let command = self.runtimes.browser.as_ref().ok_or_else(|| SandboxFailure::new("no browser is installed"))?;
         let nssdb = self.setup(sandbox.egress_spec()).await.and_then(|setup| setup.nssdb.clone());
-        sandbox.start_browser(command.spec(sandbox.has_egress(), nssdb)).await
+        sandbox.start_browser(command.spec(sandbox.has_egress(), nssdb, sandbox.downloads())).await
     }
 
     /// Returns the additional environment variables that every program in this sandbox needs.

@@ -46,6 +46,8 @@ struct RegistryInner {
 struct RegistryEntry {
     sandbox: Box<dyn Sandbox>,
     disk_bytes: u64,
+    /// Directory to which a browser downloads.
+    downloads: &'static str,
     /// Egress of the sandbox, which is closed before the sandbox ends.
     egress: Option<SandboxEgress>,
     /// Connection to the guest, set once the guest was greeted.
@@ -195,6 +197,7 @@ impl Registry {
         let entry = Arc::new(RegistryEntry {
             sandbox,
             disk_bytes: spec.limits.disk_bytes,
+            downloads: spec.downloads(),
             egress,
             guest: OnceLock::new(),
             doomed: AtomicBool::new(false),
@@ -348,6 +351,10 @@ impl LiveSandbox {
     /// Returns the limit of the sandbox's disk.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.entry.disk_bytes
+    }
+
+    pub(crate) fn downloads(&self) -> &'static str {
+        self.entry.downloads
     }
 
     pub(crate) fn browser(&self) -> &Mutex<BrowserStatus> {

@@ -48,7 +48,7 @@ pub enum ConfineStep {
         write: Vec<PathBuf>,
     },
     /// Restricts the paths of a browser and its driver.
-    BrowserLandlock { run: Vec<PathBuf> },
+    BrowserLandlock { run: Vec<PathBuf>, downloads: PathBuf },
     /// Installs the system-call filter.
     Seccomp { profile: Profile },
 }
@@ -72,7 +72,7 @@ impl fmt::Display for ConfineStep {
                 run.iter().try_for_each(|p| write!(f, " {}", p.display()))?;
                 write.iter().try_for_each(|p| write!(f, " write {}", p.display()))
             }
-            Self::BrowserLandlock { run } => {
+            Self::BrowserLandlock { run, .. } => {
                 write!(f, "landlock of a browser")?;
                 run.iter().try_for_each(|p| write!(f, " {}", p.display()))
             }
@@ -104,7 +104,7 @@ impl ConfineStep {
             Self::Dumpable => process::set_dumpable().at(Syscall::Prctl, Path::new("dumpable")),
             Self::NoNewPrivileges => process::set_no_new_privs().at(Syscall::Prctl, Path::new("no_new_privs")),
             Self::Landlock { run, write } => restrict(&landlock::LandlockRules::sandbox(run, write)),
-            Self::BrowserLandlock { run } => restrict(&landlock::LandlockRules::browser(run)),
+            Self::BrowserLandlock { run, downloads } => restrict(&landlock::LandlockRules::browser(run, downloads)),
             Self::Seccomp { profile } => seccomp::install(seccomp::compile(*profile)).map_err(ApplyError::Seccomp),
         }
     }

@@ -15,7 +15,7 @@ use ::landlock::{
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::spec::{DATA, DOWNLOADS, WORKSPACE};
+use crate::spec::{DATA, WORKSPACE};
 
 /// The newest ABI whose rights were tested here. An older Linux kernel enforces the rights that it knows.
 const TRIED: ABI = ABI::V7;
@@ -86,7 +86,7 @@ impl LandlockRules {
 
     /// Returns the rules of the browser in a sandbox: the system, a home, its downloads and the files it is to upload,
     /// and none of the other files of the code.
-    pub(crate) fn browser(run: &[PathBuf]) -> Self {
+    pub(crate) fn browser(run: &[PathBuf], downloads: &Path) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
             // Without `/`: the right to list a directory includes the directories below it.
@@ -94,7 +94,7 @@ impl LandlockRules {
             run: run.to_owned(),
             read: paths(&["/uploads"]),
             store: paths(&["/browser", "/dev/shm"]),
-            deliver: paths(&[DOWNLOADS]),
+            deliver: vec![downloads.to_owned()],
             write: Vec::new(),
             devices: paths(&["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]),
             adjust: paths(&["/proc"]),

@@ -14,7 +14,7 @@ use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE};
 use crate::interfaces;
 use crate::seccomp::Profile;
-use crate::spec::{Content, DATA, DOWNLOADS, FileSpec, JailSpec, KeptVolumeSpec, WORKSPACE, workspace_of};
+use crate::spec::{Content, DATA, FileSpec, JailSpec, KeptVolumeSpec, WORKSPACE, workspace_of};
 
 mod op;
 
@@ -236,7 +236,7 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
     }
     let keeps_workspace = spec.kept_dir() == Some(WORKSPACE);
     if spec.browser.is_some() {
-        let path = if keeps_workspace { DOWNLOADS_BESIDE } else { DOWNLOADS };
+        let path = if keeps_workspace { DOWNLOADS_BESIDE } else { spec.downloads() };
         let (mode, group) = (DOWNLOADS_MODE, spec.map.outer_browser());
         steps.ops.push(Op::SharedDir { path: path.into(), mode, owner, group });
     }
@@ -277,7 +277,7 @@ const DOWNLOADS_BESIDE: &str = "/tmp/.downloads";
 /// that code removed them.
 fn kept_workspace(spec: &JailSpec, steps: &mut Steps) {
     let (path, owner) = (PathBuf::from(WORKSPACE), spec.map.outer());
-    let downloads = spec.browser.map(|_| PathBuf::from(DOWNLOADS));
+    let downloads = spec.browser.map(|_| PathBuf::from(spec.downloads()));
     let shared = spec.shared.iter().map(|shared| &shared.inside).filter(|inside| inside.starts_with(WORKSPACE));
     let points = shared.cloned().chain([path.join(KEPT_PACKAGES)]).chain(downloads.clone());
     let mut below = BTreeSet::new();
@@ -401,7 +401,7 @@ pub(crate) fn browser_entry(spec: &JailSpec) -> Option<Vec<ConfineStep>> {
     // Processes with the code's uid are counted together with the code.
     let processes = if spec.map.browser() == BROWSER { browser.processes } else { spec.processes };
     let own = [ConfineStep::Rlimits { processes }, ConfineStep::NotDumpable];
-    let landlock = ConfineStep::BrowserLandlock { run: readable(spec) };
+    let landlock = ConfineStep::BrowserLandlock { run: readable(spec), downloads: spec.downloads().into() };
     Some(identity(spec, spec.map.browser()).chain(own).chain(confined(landlock, Profile::Browser)).collect())
 }
 

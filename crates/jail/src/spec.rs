@@ -383,7 +383,25 @@ pub const WORKSPACE: &str = "/workspace";
 /// The directory with the files of a conversation, which can be on a kept volume.
 pub const DATA: &str = "/data";
 /// The directory in the workspace to which a browser downloads.
-pub(crate) const DOWNLOADS: &str = "/workspace/downloads";
+const DOWNLOADS: &str = "/workspace/downloads";
+
+/// The directory for downloads if a directory of the host is the workspace: the browser, which is another user, may not
+/// write there.
+const DOWNLOADS_BESIDE_HOST_FILES: &str = "/tmp/downloads";
+
+impl SandboxSpec {
+    /// Returns the directory to which a browser downloads.
+    pub fn downloads(&self) -> &'static str {
+        downloads(&self.volumes)
+    }
+}
+
+fn downloads(shared: &[SharedVolumeSpec]) -> &'static str {
+    match shared.iter().any(|shared| shared.inside == Path::new(WORKSPACE)) {
+        true => DOWNLOADS_BESIDE_HOST_FILES,
+        false => DOWNLOADS,
+    }
+}
 
 /// Paths that belong to the sandbox; nothing of the host may be shown there.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", WORKSPACE, DATA, "/etc"];
@@ -416,6 +434,10 @@ impl SharedVolumeSpec {
 }
 
 impl JailSpec {
+    pub(crate) fn downloads(&self) -> &'static str {
+        downloads(&self.shared)
+    }
+
     /// Returns the directory that is on the kept volume.
     pub(crate) fn kept_dir(&self) -> Option<&'static str> {
         self.kept.as_ref().map(|_| if self.kept_packages.is_some() { WORKSPACE } else { DATA })
@@ -446,7 +468,7 @@ impl JailSpec {
         let on_volume = shared.on_volume();
         // Runtimes can be below `/tmp`, the whole `/data` can be a kept volume, and the browser's downloads are its own.
         let kept = self.kept_dir().filter(|dir| *dir == DATA || inside == Path::new(dir));
-        let browser = self.browser.as_ref().map(|_| DOWNLOADS).filter(|_| inside != Path::new(WORKSPACE));
+        let browser = self.browser.as_ref().map(|_| self.downloads());
         let fixed = [Some("/tmp").filter(|tmp| inside == Path::new(tmp)), kept, browser];
         let own = self.reserved().filter(|own| Some(*own) != on_volume);
         let own = own.chain(RESERVED_FROM_SHARED.iter().copied().chain(fixed.into_iter().flatten()).map(Path::new));

@@ -21,7 +21,9 @@ pub struct BrowserSpec {
     pub home: String,
     /// Configuration of fontconfig to use instead of the system's.
     pub fontconfig: Option<String>,
-    /// Directory for downloads: `/workspace/downloads`.
+    /// Directory of the files that can be opened as pages: `/workspace`.
+    pub workspace: String,
+    /// Directory for downloads: `/workspace/downloads`, or another one if a directory of the host is the workspace.
     pub downloads: String,
     /// Directory with the files of a certificate database (`cert9.db`, `key4.db`, `pkcs11.txt`) that the browser
     /// trusts. The driver copies them into the browser's home.
@@ -194,7 +196,7 @@ pub enum PageEvent {
     Popup { tab: u32, url: String },
     /// A page opened another page, which the driver closed because there were too many.
     PopupClosed { url: String },
-    /// A download ended. `path` is relative to `/workspace` and set once the file is there; `error` is set if the
+    /// A download ended. `path` is relative to `/workspace`, or absolute, and set once the file is there; `error` is set if the
     /// download failed.
     Download { url: String, path: Option<String>, size: u64, error: Option<String> },
     /// The process of the page died.

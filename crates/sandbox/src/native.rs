@@ -253,6 +253,11 @@ impl Native {
         self.survey.mode
     }
 
+    /// Returns whether volumes are images on disk, so that kept ones outlive the server.
+    pub fn has_volumes_on_disk(&self) -> bool {
+        self.survey.ext4
+    }
+
     /// Returns every isolation layer of this host, as found at the start.
     pub fn survey(&self) -> &[Fact] {
         &self.survey.facts

@@ -161,6 +161,7 @@ async fn with_tab(script: &str, test: impl AsyncFnOnce(&Bare)) {
         shell: true,
         proxy: None,
         home: home.clone(),
+        workspace: home.clone(),
         downloads: home.clone(),
         nssdb: None,
         fontconfig: None,

@@ -42,6 +42,7 @@ impl Browser {
             shell: true,
             proxy: None,
             home: home.join("home").display().to_string(),
+            workspace: home.display().to_string(),
             downloads: home.join("downloads").display().to_string(),
             nssdb: None,
             fontconfig: None,

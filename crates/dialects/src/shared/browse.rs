@@ -82,10 +82,12 @@ impl Barrier {
     }
 }
 
-/// Returns links to the files that the page downloaded.
+/// Returns links to the files that the page downloaded into the workspace. There are none to other files.
 pub(crate) fn downloads(input: &RenderInput<'_>, browsed: &Browsed) -> Vec<Block> {
     let done = browsed.happened.iter().filter_map(|happened| match happened {
-        PageEvent::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
+        PageEvent::Download { path: Some(path), size, error: None, .. } if !path.starts_with('/') => {
+            Some((path, *size))
+        }
         _ => None,
     });
     input.fence.blocks(done.filter_map(|(path, size)| input.link(&browsed.context.key, path, Some(size))).collect())

@@ -84,6 +84,7 @@ impl Sandbox {
             shell: true,
             proxy: None,
             home: at("home"),
+            workspace: at("workspace"),
             downloads: at("workspace/downloads"),
             nssdb: None,
             fontconfig: None,

@@ -267,7 +267,10 @@ fn a_shared_directory_may_be_on_the_volume_or_replace_a_part_of_it() {
     assert!(of(&["/data/x"], with_volumes(Mode::Root)).check().is_err());
     assert_eq!(of(&["/workspace/x"], with_volumes(Mode::Root)).check(), Ok(()));
     assert!(of(&["/workspace/downloads"], with_browser(Mode::Root)).check().is_err());
-    assert_eq!(of(&["/workspace"], with_browser(Mode::Root)).check(), Ok(()));
+    let beside = of(&["/workspace"], with_browser(Mode::Root));
+    assert_eq!(beside.check(), Ok(()));
+    assert!(plan(&beside).to_string().contains("dir /tmp/downloads 770 owner "), "the browser is another user");
+    assert!(of(&["/workspace", "/tmp/downloads"], with_browser(Mode::Root)).check().is_err());
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Native {
 
     fn launch_with(config: &Config, transport: TransportKind, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
         check_volumes(config)?;
-        let persists = config.dialects.of(&config.dialect).persist.is_some();
+        let persists = dialects::IDS.iter().any(|id| config.dialects.of(id).persist.is_some());
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
         let config = NativeConfig {
@@ -84,11 +84,15 @@ impl Native {
     /// Starts the back end without a warning about missing isolation layers.
     pub(crate) async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
-        if self.persists && native.mode() != Mode::Root {
+        if self.persists && !native.has_volumes_on_disk() {
+            let why = match native.mode() {
+                Mode::Root => {
+                    "volumes on disk, and here they are in memory (`sandpool doctor` says why at `disk quota`)"
+                }
+                _ => "a server of root: only root can have volumes on disk",
+            };
             native.shutdown().await;
-            return Err(Failed(
-                "`persist` needs a server of root, which has workspaces on disk; use `--workspace DIR` instead".into(),
-            ));
+            return Err(Failed(format!("`persist` needs {why}; use `--workspace DIR` instead")));
         }
         Ok((Arc::new(native), isolation))
     }

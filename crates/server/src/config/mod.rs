@@ -11,7 +11,7 @@ mod resolve;
 pub mod settings;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::op::{SharedVolume, Size};

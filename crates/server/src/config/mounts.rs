@@ -406,37 +406,11 @@ mod tests {
         assert!(secret.contains("(`auth.token_file`), which code must not reach"), "{secret}");
     }
 
-    /// What the server reads or executes must not change because code wrote a file, also not at its next start.
     #[test]
-    fn what_the_server_trusts_is_in_no_writable_mount_and_no_path_leads_through_one() {
+    fn no_mount_is_found_through_a_symlink_of_a_writable_one() {
         let dir = scratch();
         fs::create_dir_all(dir.0.join("outside")).unwrap();
-        dir.write("outside/keys.json", "{}");
         std::os::unix::fs::symlink("../outside", dir.0.join("project/link")).unwrap();
-        let place = dir.0.to_string_lossy().into_owned();
-        let of = |setting: &str, access: &str| {
-            let file = format!("{setting}\n[[mount]]\nhost = 'project'\naccess = '{access}'").replace("DIR", &place);
-            load(&dir, &file, &[], false)
-        };
-        for setting in [
-            "auth.jwks = 'DIR/project/keys.json'",
-            "auth.jwks = 'DIR/project/link/keys.json'",
-            "auth.tenants = 'DIR/project/link/tenants.toml'",
-            "auth.token_file = 'DIR/project/link/token'",
-            "runtimes.python = 'DIR/project/.venv/bin/python'",
-            "runtimes.node = 'DIR/project/link/../node'",
-            "browser = 'DIR/project/chromium'",
-        ] {
-            let name = setting.split(' ').next().unwrap();
-            let refused = of(setting, "rw").unwrap_err();
-            assert!(refused.contains(&format!("(`{name}`), which code must not reach")), "{setting}: {refused}");
-        }
-        // Code may read what is no secret, and changes nothing.
-        for setting in ["auth.jwks = 'DIR/project/keys.json'", "auth.token_file = 'DIR/project/link/token'"] {
-            assert!(of(setting, "ro").is_ok(), "{setting}");
-        }
-        assert!(of("auth.jwks = 'https://id.example.com/project/keys'", "rw").is_ok());
-
         let two = |access: &str| {
             let file = format!(
                 "[[mount]]\nhost = 'project'\naccess = '{access}'\n[[mount]]\nhost = 'project/link'\nguest = '/data'"
@@ -446,18 +420,6 @@ mod tests {
         let refused = two("rw").unwrap_err();
         assert!(refused.contains("the symlink `DIR/project/link` is in a writable mount"), "{refused}");
         assert_eq!(shown(&dir, &two("ro").unwrap()), ["project /workspace/project ro", "outside /data ro"]);
-    }
-
-    #[test]
-    fn a_path_is_followed_as_the_kernel_follows_it() {
-        let dir = scratch();
-        let root = dir.0.canonicalize().unwrap();
-        std::os::unix::fs::symlink("project/none", root.join("one")).unwrap();
-        std::os::unix::fs::symlink(root.join("one"), root.join("two")).unwrap();
-        std::os::unix::fs::symlink("round", root.join("round")).unwrap();
-        let Resolved { real, links } = Resolved::of(&root.join("a:b/../two/./x"));
-        assert_eq!((real, links), (root.join("project/none/x"), vec![root.join("two"), root.join("one")]));
-        assert_eq!(Resolved::of(&root.join("round")).links.len(), 40);
     }
 
     #[test]

@@ -31,7 +31,14 @@ pub struct Service {
 impl Service {
     pub async fn start(signer: Option<Signer>) -> Self {
         let command = KernelCommand { argv: vec!["python".into()], ..KernelCommand::default() };
-        let runtimes = Runtimes { python: command, node: None, browser: None, files: Vec::new(), links: Vec::new(), unpinned: Vec::new() };
+        let runtimes = Runtimes {
+            python: command,
+            node: None,
+            browser: None,
+            files: Vec::new(),
+            links: Vec::new(),
+            unpinned: Vec::new(),
+        };
         let backend = Arc::new(FakeBackend::new());
         let engine = Engine::start(
             EngineConfig { realms: dialects::realms(), pool_realm: agentrun::REALM, ..EngineConfig::default() },

@@ -118,16 +118,14 @@ packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]
     assert!(installed.is_dir() && owner(&installed) == owner(&project));
     assert!(client.finish().success());
 
+    // The call that makes the context anew misses nothing. The next one that does is told.
     let mut client = start();
-    let lost = client.call("run_code", json!({ "code": "print(open('made').read())\nx" }));
-    assert_eq!(
-        (lost.field("stdout"), &lost.json()["error"]["name"]),
-        ("kept\n".into(), &json!("NameError")),
-        "{}",
-        lost.0
-    );
-    let note = "This call made the context: it has no variables of earlier calls, but their files in /workspace, \
-                /tmp/.packages.";
+    let kept = client.call("run_code", json!({ "code": "print(open('made').read())" }));
+    assert_eq!((kept.field("stdout"), kept.json().get("note")), ("kept\n".into(), None), "{}", kept.0);
+    let lost = client.call("run_code", json!({ "code": "x" }));
+    assert_eq!(lost.json()["error"]["name"], "NameError", "{}", lost.0);
+    let note = "A recent call made the context anew: it has no variables of earlier calls, but their files in \
+                /workspace, /tmp/.packages.";
     assert_eq!(lost.field("note"), note, "{}", lost.0);
     let found = client.call("run_code", json!({ "code": "import installed\ninstalled.x" }));
     assert_eq!(found.field("result"), "7", "{}", found.0);
@@ -190,6 +188,36 @@ fn a_mount_in_place_of_the_workspace() {
     let note = "No disk quota holds in /workspace, /tmp/.packages: files there are the host's.";
     assert_eq!(rows["contexts"][0]["note"], note, "{rows}");
     assert!(client.finish().success());
+}
+
+/// The browser is another user, who may not write to a directory of the host.
+#[test]
+fn downloads_work_with_a_mount_in_place_of_the_workspace_and_files_have_links() {
+    let Some(_web) = crate::browsing::Web::start() else { return };
+    let state = Arc::new(StateDir::new("mounts-downloads"));
+    let project = directory(&state, "project");
+    std::fs::set_permissions(&project, Permissions::from_mode(0o700)).unwrap();
+    let server =
+        Serve::with_settings(state, "\n[[mount]]\nhost = \"project\"\nguest = \"/workspace\"\naccess = \"rw\"\n", &[]);
+    let mut client = Mcp::new(&server.account(), "sandpool", Era::Bare);
+    let page = "<title>Shop</title><a href=list.csv download>List</a>";
+    let written = client.good("write_file", json!({ "path": "shop.html", "content": page }));
+    let at = written["url"].as_str().unwrap().split_once("/files/").unwrap().1.to_owned();
+    let linked = server.account().ask("GET", &format!("/files/{at}"), &[], b"").unwrap();
+    assert_eq!((linked.status, linked.body.as_slice()), (200, page.as_bytes()));
+    client.good("write_file", json!({ "path": "list.csv", "content": "tea,4\n" }));
+    client.good("browser_open", json!({ "url": "/workspace/shop.html" }));
+    let saved = client.good("browser_act", json!({ "action": "click", "target": "link \"List\"" }));
+    assert_eq!(
+        saved["happened"],
+        json!(["downloaded /tmp/downloads/list.csv (6 bytes) from file:///workspace/list.csv"]),
+        "{saved}"
+    );
+    let read = client
+        .good("run_command", json!({ "command": "cat /tmp/downloads/list.csv; cp /tmp/downloads/list.csv copy; ls" }));
+    assert_eq!(read["stdout"], "tea,4\ncopy\nf\nlist.csv\nshop.html\n", "{read}");
+    assert_eq!(owner(&project.join("copy")), owner(&project));
+    assert!(server.finish().success());
 }
 
 #[test]
@@ -324,6 +352,16 @@ x = 1";
     assert!(read.0.to_string().contains("kept"), "{}", read.0);
     assert!(other.finish().success());
     assert_eq!(workspaces().as_array().unwrap().len(), 2);
+    let shown = program(&state, &["workspace", "show", "notes"]).output().unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(shown["owner"], json!({ "tenant": "local", "dialect": "sandpool", "context": "notes" }));
+    assert_eq!((&shown["in_use"], &shown["quota_bytes"]), (&json!(false), &json!(64 << 20)), "{shown}");
+    assert!(shown["used_bytes"].as_u64().unwrap() < 64 << 20 && shown["last_used"].as_u64().unwrap() > 0, "{shown}");
+    for words in [&["workspace", "show", "none"][..], &["workspace", "show", "notes", "--tenant", "other"]] {
+        let refused = program(&state, words).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("has no workspace of a context"), "{said}");
+    }
     assert!(program(&state, &["workspace", "remove", "notes"]).output().unwrap().status.success());
     assert_eq!(workspaces()[0]["owner"]["context"], "default");
 }
@@ -386,4 +424,36 @@ fn w63_files_of_run_replace_no_file_of_a_mounted_workspace() {
     assert_eq!(status, Some(1), "{said}");
     assert_eq!(std::fs::read_to_string(project.join(".sandpool-stdin")).unwrap(), "mine");
     assert_eq!(std::fs::read_to_string(project.join("f")).unwrap(), "of project\n");
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+fn a_server_of_an_ordinary_user_refuses_persist_and_names_the_remedy() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP: only root can start a server as another user");
+        return;
+    }
+    const NOBODY: u32 = 65_534;
+    let state = StateDir::new("persist-user");
+    std::fs::set_permissions(&state.0, Permissions::from_mode(0o755)).unwrap();
+    let home = state.0.join("home");
+    std::fs::create_dir(&home).unwrap();
+    chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+    let config = state.0.join("sandpool.toml");
+    std::fs::write(&config, "[dialect.sandpool]\npersist = true\n").unwrap();
+    // Outside of the directories of the build, which may be closed to others.
+    let binary = state.0.join("sandpool");
+    for name in ["sandpool", "sandpool-guest", "libsandpool_zygote.so"] {
+        let built = Path::new(env!("CARGO_BIN_EXE_sandpool")).with_file_name(name);
+        if built.exists() {
+            std::fs::copy(built, state.0.join(name)).unwrap();
+        }
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary).arg("stdio").arg("--config");
+    command.arg(&config).arg("--state-dir").arg(home.join("state")).env("HOME", &home).env_remove("XDG_DATA_HOME");
+    let ended = command.stdin(std::process::Stdio::null()).output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    let why = "`persist` needs a server of root: only root can have volumes on disk; use `--workspace DIR` instead";
+    assert!(!ended.status.success() && said.contains(why), "{said}");
 }

@@ -239,6 +239,28 @@ mod tests {
         assert_eq!([&of("sandpool")[5], &of("agentrun")[5]], ["runs at once: 32", "runs at once: 3"]);
     }
 
+    #[test]
+    fn mounts_are_told_with_what_they_mean_for_the_isolation() {
+        let dir = testkit::scratch::Scratch::new();
+        let host = dir.0.canonicalize().unwrap();
+        let load = |flags: Vec<(&'static str, String)>| {
+            let environment = Environment::of(&[("HOME", "/nowhere")]);
+            Config::load(&Sources { environment, flags, is_root: false }).unwrap()
+        };
+        assert!(mounts(&load(vec![]), Mode::Sub).is_none());
+        let flag = |text: &str| ("mount", text.replace("DIR", host.to_str().unwrap()));
+        let config = load(vec![flag("DIR:/data"), flag("DIR:/workspace:rw")]);
+        let shown = format!("`{0}` at `/data` ro, `{0}` at `/workspace` rw, without a quota", host.display());
+        for mode in [Mode::Root, Mode::Single] {
+            let told = mounts(&config, mode).unwrap();
+            assert_eq!((told.state, told.why), (FactState::On, shown.clone()), "{mode:?}");
+        }
+        let told = mounts(&config, Mode::Sub).unwrap();
+        assert_eq!(told.state, FactState::Off);
+        assert_eq!(told.why, format!("contexts that have {shown} are your own user on the host, and share it"));
+        assert!(has_owners_uid(&config, Mode::Sub) && !has_owners_uid(&config, Mode::Root));
+    }
+
     /// W44 of the hostile list.
     #[test]
     fn w44_the_limit_of_processes_is_told_with_what_holds_it() {
