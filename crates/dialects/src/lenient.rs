@@ -54,7 +54,8 @@ pub(crate) fn prepare(row: &ToolRow, args: &mut Args) {
     let unknown = args.keys().filter(|name| !row.knows(name) && name.len() <= LONGEST_WORD);
     for name in unknown.take(row.fields.len()).cloned().collect::<Vec<String>>() {
         let known = word(&name).and_then(|name| same(&name, row.fields.iter().map(|field| field.name), NAMES));
-        if let Some(known) = known.filter(|known| !args.contains_key(*known))
+        // A name that differs in case alone stays unknown, as every member of a message does.
+        if let Some(known) = known.filter(|known| !args.contains_key(*known) && !known.eq_ignore_ascii_case(&name))
             && let Some(value) = args.remove(&name)
         {
             args.insert(known.to_owned(), value);
