@@ -1,6 +1,7 @@
 //! The browser as a whole: starting it, serving one request at a time, and recovering when a page does not respond.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
@@ -70,7 +71,12 @@ impl Driver {
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
         let (queue, queued) = mpsc::unbounded_channel();
         state.change(|state| {
-            (state.workspace.root, state.workspace.queue) = (spec.workspace.clone(), Some(queue));
+            let downloads = Path::new(&spec.downloads);
+            let workspace = &mut state.workspace;
+            let name = downloads.strip_prefix(&spec.workspace).ok();
+            workspace.downloads = name.map(|name| name.display().to_string());
+            workspace.root = spec.workspace.clone();
+            workspace.queue = Some(queue);
         });
         tokio::task::spawn_local(workspace::serve_files(cdp.clone(), state.clone(), files, queued));
         match tokio::time::timeout(START_TIMEOUT, set_up(&cdp, &state, &spec.downloads)).await {
@@ -146,7 +152,6 @@ impl Driver {
         let (state, tab, gesture) = (self.state.clone(), page.tab, is_gesture(request.ask));
         let stays = !matches!(request.ask, BrowserAction::Tab { .. });
         let reports = request.changes > 0 && is_reported(request.ask);
-        self.state.change(|state| state.workspace.opening = is_navigation(request.ask));
         let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
         let result = tokio::select! {
             biased;
@@ -168,7 +173,7 @@ impl Driver {
                 Err(failure(BrowseFailure::TimedOut, message))
             }
         };
-        self.state.change(|state| state.workspace.opening = false);
+        self.state.change(|state| state.tabs.values_mut().for_each(|tab| tab.led_to = None));
         if let Err(BrowseError { why: BrowseFailure::Cancelled | BrowseFailure::TimedOut, .. }) = result {
             let page = act.page.clone();
             self.recover(&page).await;
@@ -312,11 +317,6 @@ impl Driver {
             Some(proto::browser::PageInfo { url, title, tab: page.tab, tabs })
         })
     }
-}
-
-/// Returns whether the client leads the tab to another document.
-fn is_navigation(ask: &BrowserAction) -> bool {
-    matches!(ask, BrowserAction::OpenFile { .. } | BrowserAction::Back | BrowserAction::Forward | BrowserAction::Reload)
 }
 
 fn is_gesture(ask: &BrowserAction) -> bool {

@@ -573,11 +573,16 @@ fn on_network_event(state: &mut BrowserState, session: &str, event: &Event<'_>) 
 /// Answers a request to the private origin of a page of the workspace, or refuses it.
 fn on_fetch_event(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     let paused: RequestPaused = event.params()?;
-    let request = paused.request_id.clone();
+    let (request, is_document, url) = (paused.request_id.clone(), paused.is_document(), paused.url().to_owned());
     let tab = state.sessions.get(session).and_then(|session| state.tabs.get(&session.tab));
     if !tab.is_some_and(|tab| state.workspace.take(session, tab, paused)) {
-        let refused = json!({ "requestId": request, "errorReason": "AccessDenied" });
-        cdp.tell(Some(session), "Fetch.failRequest", refused);
+        // An aborted navigation leaves the page as it is. An error page would be part of the tab's history, from which
+        // the client could reach the address that was refused.
+        let reason = if is_document { "Aborted" } else { "AccessDenied" };
+        cdp.tell(Some(session), "Fetch.failRequest", json!({ "requestId": request, "errorReason": reason }));
+        if is_document {
+            state.note(format!("the page may not open `{}`", shorten(&state.workspace.shown(url), 200)));
+        }
     }
     Some(())
 }

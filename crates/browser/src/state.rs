@@ -130,6 +130,8 @@ pub(crate) struct TabState {
     pub is_unreported: bool,
     /// The moment at which the root frame got its current document.
     pub moved: u64,
+    /// Address to which the client's current action leads the tab.
+    pub led_to: Option<String>,
     /// Loader and HTTP status of the last response to a request for a document.
     pub answered: (String, u16),
     /// Documents by their loader, from the response of their host until a frame shows them or a download saves them.
@@ -216,6 +218,7 @@ impl BrowserState {
             is_popup: false,
             is_unreported: false,
             moved: 0,
+            led_to: None,
             answered: Default::default(),
             undecided: HashMap::new(),
         };

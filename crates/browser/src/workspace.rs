@@ -2,12 +2,13 @@
 //! only below the directory of the page that the client opened last.
 //!
 //! The page gets a separate origin with a name that no other page can guess. The browser sends every request to that
-//! name to the driver (DevTools' `Fetch` domain) in place of the network. The driver answers only the page itself and
-//! refuses requests of other origins, even of one that has learned the name.
+//! name to the driver (DevTools' `Fetch` domain) in place of the network. The driver answers only the page itself. It
+//! refuses what another origin requests, or leads the page to, even if that origin has learned the name.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 use std::rc::Rc;
 
 use base64::Engine as _;
@@ -30,9 +31,9 @@ const MAX_PAUSED: usize = 500;
 pub(crate) struct Workspace {
     /// Directory that contains the files, as the client knows it.
     pub root: String,
+    /// Name, in `root`, of the directory into which every page can save files.
+    pub downloads: Option<String>,
     pub served: Option<Served>,
-    /// True while the driver itself navigates for the client.
-    pub opening: bool,
     /// Requests that were found to be allowed.
     pub queue: Option<mpsc::UnboundedSender<PausedFile>>,
     paused: usize,
@@ -43,6 +44,8 @@ pub(crate) struct Served {
     host: String,
     /// Path below the workspace, empty for the workspace itself.
     directory: String,
+    /// Address of the file that the client opened.
+    pub page: String,
 }
 
 /// A request that waits for its file.
@@ -61,6 +64,8 @@ pub(crate) struct RequestPaused {
     frame_id: String,
     #[serde(default)]
     resource_type: String,
+    /// Request whose answer redirected to this one. The driver never redirects, so that was another origin.
+    redirected_request_id: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -72,7 +77,8 @@ struct PausedRequest {
 }
 
 impl Served {
-    pub(crate) fn new(directory: &str) -> io::Result<Self> {
+    /// Serves the directory of a file of the workspace.
+    pub(crate) fn new(path: &str) -> io::Result<Self> {
         let mut random = [0; 16];
         let mut filled = 0;
         while filled < random.len() {
@@ -80,11 +86,9 @@ impl Served {
         }
         // With one label below the top-level domain, the name is a separate site, which shares no cookies with another.
         let host = format!("workspace-{:032x}.internal", u128::from_le_bytes(random));
-        Ok(Self { host, directory: directory.to_owned() })
-    }
-
-    pub(crate) fn url(&self, name: &str) -> String {
-        format!("http://{}/{}", self.host, escaped(name))
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let page = format!("http://{host}/{}", escaped(name));
+        Ok(Self { host, directory: directory.to_owned(), page })
     }
 
     /// Returns the parameters that make the browser ask the driver for requests to this origin.
@@ -141,19 +145,36 @@ impl Workspace {
         let referrer = paused.request.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("referer"));
         let is_own = match referrer {
             Some((_, referrer)) => served.rest(referrer).is_some(),
-            // The client navigates, or the page reloads itself.
+            // The client navigates, or the tab returns to the file that the client opened. Every frame and every window
+            // that the page opened can lead the tab somewhere without a referrer, so no other address is possible.
             None => {
-                let is_page = paused.resource_type == "Document" && tab.is_root(&paused.frame_id);
-                is_page && (self.opening || served.rest(&tab.url).is_some())
+                let is_url = |known: &str| known.split('#').next() == Some(&*paused.request.url);
+                let returns = tab.moved > 0 && served.rest(&tab.url).is_some() && is_url(&served.page);
+                let is_led = tab.led_to.as_deref().is_some_and(is_url) || returns;
+                paused.is_document() && tab.is_root(&paused.frame_id) && is_led
             }
         };
-        if !is_own {
+        if !is_own || paused.redirected_request_id.is_some() {
             return None;
         }
         let path = unescaped(rest.split(['?', '#']).next().unwrap_or_default())?;
         let path = if path.is_empty() || path.ends_with('/') { path + "index.html" } else { path };
         let is_below = path.split('/').all(|part| !matches!(part, "" | "." | ".."));
-        (is_below && !path.contains('\0')).then_some(path)
+        // A saved page is not one of the report beside it: every page can save one. It can be opened by itself.
+        let is_download = self.downloads.as_ref().is_some_and(|downloads| Path::new(&path).starts_with(downloads));
+        let is_saved = served.directory.is_empty() && is_download;
+        (is_below && !path.contains('\0') && !(is_saved && paused.is_document())).then_some(path)
+    }
+}
+
+impl RequestPaused {
+    /// Returns whether the answer becomes a page, in a tab or in a frame.
+    pub(crate) fn is_document(&self) -> bool {
+        self.resource_type == "Document"
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.request.url
     }
 }
 
@@ -240,7 +261,7 @@ pub(crate) async fn serve_files(
                     format!("The file is larger than {MAX_FILE} bytes; serve it with an HTTP server of your own.");
                 (413, TEXT, why.into_bytes())
             }
-            WholeFile::Missing => (404, TEXT, b"There is no such file in the directory of the page.".to_vec()),
+            WholeFile::Missing => (404, TEXT, MISSING.into()),
         };
         let headers: Vec<Value> = [("content-type", kind)]
             .iter()
@@ -269,6 +290,8 @@ async fn read_whole(files: &FileChannel, path: &str) -> WholeFile {
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
+const MISSING: &str = "There is no such file in the directory of the page. If the browser showed another address since the \
+                       page was opened, open the page again.";
 
 /// Headers of every answer. They keep the files in their origin even if a request of another one were answered: it
 /// cannot read the answer, embed it or show it in a frame.
@@ -357,15 +380,31 @@ mod tests {
         url: &str,
         referrer: Option<&str>,
     ) -> Option<String> {
+        decide_led(workspace, shown, None, kind, frame, url, referrer)
+    }
+
+    /// Decides about a request of a tab that the client leads to `led_to`.
+    fn decide_led(
+        workspace: &Workspace,
+        shown: &str,
+        led_to: Option<&str>,
+        kind: &str,
+        frame: &str,
+        url: &str,
+        referrer: Option<&str>,
+    ) -> Option<String> {
         let state = StateCell::new(Downloads::new("/", "/nowhere"));
         state.change(|state| {
             let tab = state.add_tab("root", "session", shown.into());
+            let known = state.tabs.get_mut(&tab)?;
+            (known.moved, known.led_to) = (1, led_to.map(str::to_owned));
             let headers = referrer.map(|referrer| ("Referer".to_owned(), referrer.to_owned())).into_iter().collect();
             let paused = RequestPaused {
                 request_id: "1".into(),
                 request: PausedRequest { url: url.into(), method: "GET".into(), headers },
                 frame_id: frame.into(),
                 resource_type: kind.into(),
+                redirected_request_id: None,
             };
             workspace.path_of(&state.tabs[&tab], &paused)
         })
@@ -373,10 +412,10 @@ mod tests {
 
     #[test]
     fn b29_only_the_page_itself_gets_files_of_its_directory() {
-        let served = Served::new("site").unwrap();
-        let own = served.url("index.html");
+        let served = Served::new("site/index.html").unwrap();
+        let own = served.page.clone();
         let origin = own.trim_end_matches("index.html").to_owned();
-        let mut workspace = Workspace { root: "/workspace".into(), served: Some(served), ..Workspace::default() };
+        let workspace = Workspace { root: "/workspace".into(), served: Some(served), ..Workspace::default() };
         let at = |path: &str| format!("{origin}{path}");
         // Its own resources, and its own pages in frames.
         for kind in ["Script", "Image", "Stylesheet", "Fetch", "XHR", "Font", "Document"] {
@@ -395,10 +434,14 @@ mod tests {
         // A navigation that names no referrer: the page's own, and the client's.
         assert!(decide(&workspace, &own, "Document", "root", &own, None).is_some());
         assert!(decide(&workspace, OTHER, "Document", "root", &own, None).is_none());
-        workspace.opening = true;
-        assert!(decide(&workspace, OTHER, "Document", "root", &own, None).is_some());
-        assert!(decide(&workspace, OTHER, "Document", "child", &own, None).is_none());
-        assert!(decide(&workspace, OTHER, "Document", "root", &own, Some(OTHER)).is_none());
+        let led = |kind, frame, url: &str, referrer| {
+            decide_led(&workspace, OTHER, Some(&format!("{own}#part")), kind, frame, url, referrer).is_some()
+        };
+        assert!(led("Document", "root", &own, None));
+        assert!(!led("Document", "root", &at("other.html"), None));
+        assert!(!led("Document", "child", &own, None));
+        assert!(!led("Image", "root", &own, None));
+        assert!(!led("Document", "root", &own, Some(OTHER)));
         // Paths that lead elsewhere, and other names.
         for path in ["../a", "%2e%2e/a", "a/%2e%2e/%2e%2e/b", "a//b", "%2fetc/passwd", "a%00", "%ff", "./a"] {
             assert_eq!(decide(&workspace, &own, "Image", "root", &at(path), Some(&own)), None, "{path}");
@@ -412,10 +455,55 @@ mod tests {
         assert_eq!(decide(&workspace, &own, "Image", "root", &own, Some(&longer)), None);
     }
 
+    /// B32: a frame of another origin, or a window that the page opened, leads the tab to a file of its choice.
+    #[test]
+    fn b32_nobody_else_leads_the_page_to_another_file() {
+        let served = Served::new("report.html").unwrap();
+        let own = served.page.clone();
+        let at = |path: &str| own.replace("report.html", path);
+        let workspace = Workspace { served: Some(served), downloads: Some("downloads".into()), ..Workspace::default() };
+        let go = |shown: &str, path: &str, referrer| {
+            decide(&workspace, shown, "Document", "root", &at(path), referrer).is_some()
+        };
+        for path in ["other.html", "downloads/stage2.html", "report.html?x", "", "sub/report.html"] {
+            assert!(!go(&own, path, None), "{path}");
+            assert!(!go(&own, path, Some(OTHER)), "{path}");
+        }
+        // The way back to the file that the client opened, from another one.
+        assert!(go(&at("other.html#x"), "report.html", None));
+        assert!(!go(OTHER, "report.html", None));
+        assert!(go(&own, "other.html", Some(&own)));
+        // What a page saved is no page of the report, but may be a part of it.
+        for kind in ["root", "child"] {
+            assert_eq!(decide(&workspace, &own, "Document", kind, &at("downloads/a.html"), Some(&own)), None);
+        }
+        assert!(decide(&workspace, &own, "Image", "root", &at("downloads/a.png"), Some(&own)).is_some());
+        assert!(go(&own, "downloads2/a.html", Some(&own)));
+        let saved = Served::new("downloads/a.html").unwrap();
+        let (own, workspace) = (saved.page.clone(), Workspace { served: Some(saved), ..workspace });
+        assert!(decide(&workspace, &own, "Document", "root", &own.replace("a.html", "b.html"), Some(&own)).is_some());
+        // A redirect brings the referrer of the page, not of the origin that redirects.
+        let event = |redirected: Value| {
+            let headers = json!({ "Referer": own });
+            let request = json!({ "url": own, "method": "GET", "headers": headers });
+            let event = json!({
+                "requestId": "1.1", "request": request, "frameId": "root", "resourceType": "Document",
+                "redirectedRequestId": redirected,
+            });
+            let state = StateCell::new(Downloads::new("/nowhere"));
+            state.change(|state| {
+                let tab = state.add_tab("root", "session", own.clone());
+                workspace.path_of(&state.tabs[&tab], &serde_json::from_value(event).unwrap())
+            })
+        };
+        assert_eq!(event(Value::Null).as_deref(), Some("a.html"));
+        assert_eq!(event("1.0".into()), None);
+    }
+
     #[test]
     fn the_client_sees_the_path_of_a_file_not_the_private_origin() {
-        let served = Served::new("my site").unwrap();
-        let (url, other) = (served.url("a b.html"), Served::new("").unwrap());
+        let served = Served::new("my site/a b.html").unwrap();
+        let (url, other) = (served.page.clone(), Served::new("").unwrap());
         assert_ne!(served.host, other.host);
         assert!(url.ends_with("/a%20b.html"), "{url}");
         let workspace = Workspace { root: "/workspace".into(), served: Some(served), ..Workspace::default() };

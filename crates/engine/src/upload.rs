@@ -170,10 +170,19 @@ pub struct Upload {
     claim: Claim,
     pending: PendingCall,
     sandbox: Arc<LiveSandbox>,
-    _context: ContextLease,
+    context: ContextLease,
 }
 
 impl Upload {
+    /// Waits until the context is removed. The file cannot be stored then.
+    pub fn context_gone(&self) -> impl Future<Output = EngineError> + use<> {
+        let (gone, error) = (self.context.gone.clone(), self.context.not_found());
+        async move {
+            gone.cancelled().await;
+            error
+        }
+    }
+
     /// Sends the next bytes of the file, as fast as the guest takes them.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
         self.size = self.size.saturating_add(bytes.len() as u64);
@@ -185,7 +194,8 @@ impl Upload {
             if let Some(early) = self.pending.try_next() {
                 return Err(self.refused(early));
             }
-            self.pending.send_file(chunk).await.map_err(lost)?;
+            let sent = self.pending.send_file(chunk).await;
+            sent.map_err(|gone| self.lost(gone))?;
         }
         Ok(())
     }
@@ -194,7 +204,8 @@ impl Upload {
     pub async fn finish(mut self) -> Result<u64, EngineError> {
         // The guest may store the file even if nobody waits for its answer.
         self.claim.used = true;
-        self.pending.send(&ToGuest::EndFile).await.map_err(lost)?;
+        let sent = self.pending.send(&ToGuest::EndFile).await;
+        sent.map_err(|gone| self.lost(gone))?;
         let reply = tokio::time::timeout(2 * FILE_WAIT, self.pending.next()).await;
         let reply = reply.map_err(|_| EngineError::Sandbox("the guest did not store the file in time".into()))?;
         match reply {
@@ -209,8 +220,17 @@ impl Upload {
     fn refused(&self, reply: Result<GuestReply, GuestLost>) -> EngineError {
         match reply {
             Ok(GuestReply::Message(message)) => file_error(&self.path, self.max_bytes, message, &self.sandbox),
-            Ok(GuestReply::Data(..)) => lost(self.sandbox.guest.close("the guest sent data where an answer was due")),
-            Err(gone) => lost(gone),
+            Ok(GuestReply::Data(..)) => {
+                self.lost(self.sandbox.guest.close("the guest sent data where an answer was due"))
+            }
+            Err(gone) => self.lost(gone),
+        }
+    }
+
+    fn lost(&self, lost: GuestLost) -> EngineError {
+        match self.context.gone.is_cancelled() {
+            true => self.context.not_found(),
+            false => EngineError::Sandbox(lost.0),
         }
     }
 }
@@ -222,10 +242,6 @@ impl Drop for Upload {
             self.claim.inner.tasks.spawn_on(async move { drop(interrupt.await) }, &runtime);
         }
     }
-}
-
-fn lost(lost: GuestLost) -> EngineError {
-    EngineError::Sandbox(lost.0)
 }
 
 impl Inner {
@@ -242,8 +258,9 @@ impl Inner {
         let living = context.live_sandbox().filter(|_| !context.gone.is_cancelled());
         let sandbox = living.ok_or_else(|| context_gone(&path))?;
         let request = ToGuest::StreamFile { root, path: path.clone(), max_size: max_bytes };
-        let pending = sandbox.guest.call(&request).await.map_err(|gone| UploadRefusal::Failed(lost(gone)))?;
-        Ok(Upload { max_bytes, path, size: 0, claim, pending, sandbox, _context: context })
+        let pending = sandbox.guest.call(&request).await;
+        let pending = pending.map_err(|lost| UploadRefusal::Failed(EngineError::Sandbox(lost.0)))?;
+        Ok(Upload { max_bytes, path, size: 0, claim, pending, sandbox, context })
     }
 }
 

@@ -52,8 +52,8 @@ pub(crate) struct BrowserDriver {
     /// Whether the end of the driver was reported to the host.
     reported: bool,
     workspace: PathBuf,
-    /// Directory below the workspace whose files the driver may read: that of the page that the host opened last, if the
-    /// page is a file.
+    /// Directory below the workspace whose files the driver may read: that of the file that the host opened last, until
+    /// a reply names a page that is no file.
     served: Option<PathBuf>,
     /// End, in `out`, of the last part of a file. The driver may ask for the next part when it has got this one.
     part_end: usize,
@@ -179,6 +179,12 @@ impl BrowserDriver {
         Some((size, bytes))
     }
 
+    /// Returns whether the address of a page, as a reply names it, is a file of the workspace.
+    fn is_file(&self, url: &str) -> bool {
+        let path = url.strip_prefix("file://").map(Path::new);
+        path.is_some_and(|path| path.starts_with(&self.workspace))
+    }
+
     /// Begins a browser action. Returns the reason if it cannot begin.
     pub(crate) fn browse(&mut self, call: u64, request: Request, copy: Option<Copy>, now: Instant) -> Option<&str> {
         if self.open.is_some() {
@@ -191,7 +197,7 @@ impl BrowserDriver {
             BrowserAction::OpenFile { path } => {
                 self.served = Some(Path::new(path).parent().unwrap_or(Path::new("")).to_owned());
             }
-            // What is opened now may be hostile, and has no business with the files.
+            // What is opened now may be hostile, and must not get the files.
             BrowserAction::Open { .. } | BrowserAction::Tab { tab: TabAsk::New { url: Some(_) } } => self.served = None,
             _ => {}
         }
@@ -336,6 +342,9 @@ impl BrowserDriver {
             (FromDriver::Failed { message }, Stage::Starting) => failed(message.chars().take(1000).collect()),
             (FromDriver::Browsed { mut browsed }, Stage::Browsing) => {
                 browsed.happened.truncate(MAX_HAPPENED);
+                if browsed.page.as_ref().is_some_and(|page| !self.is_file(&page.url)) {
+                    self.served = None;
+                }
                 FromGuest::Browsed { browsed }
             }
             _ => {

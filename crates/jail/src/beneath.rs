@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -77,6 +77,8 @@ pub(crate) const MAX_VISITED: u64 = 200_000;
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+/// Mode of a file that is not complete.
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 impl Root {
     /// Opens the root itself. This path is trusted, because nothing in a sandbox can change it.
@@ -189,9 +191,10 @@ impl AsFd for Root {
 pub struct NewFile {
     file: File,
     parent: OwnedFd,
-    temporary: String,
+    /// Name until the commit, on a file system that has no files without a name. Elsewhere the Linux kernel removes an
+    /// abandoned file, even if this process is killed.
+    temporary: Option<String>,
     path: PathBuf,
-    committed: bool,
 }
 
 impl NewFile {
@@ -199,13 +202,12 @@ impl NewFile {
         if name.len() > 255 {
             return Err(Errno::NAMETOOLONG);
         }
-        // The name is random, so that sandboxed code cannot claim it beforehand.
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let temporary = format!(".sandpool-{:016x}", u64::from_ne_bytes(random));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = File::from(fs::openat(&parent, &temporary, flags, Mode::from_raw_mode(0o600))?);
-        let new = Self { file, parent, temporary, path: path.to_owned(), committed: false };
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let (file, temporary) = match fs::openat(&parent, ".", flags, PRIVATE) {
+            Ok(file) => (File::from(file), None),
+            Err(_) => create_temporary(&parent).map(|(file, name)| (file, Some(name)))?,
+        };
+        let new = Self { file, parent, temporary, path: path.to_owned() };
         fs::fchmod(&new.file, mode)?;
         Ok(new)
     }
@@ -214,11 +216,36 @@ impl NewFile {
     /// Content and name are synced before this returns, because the Linux kernel can lose data that it has only
     /// accepted.
     pub fn commit(mut self) -> Result<()> {
-        let name = self.path.file_name().unwrap_or_default();
-        fs::fdatasync(&self.file).map_err(|e| self.write_error(e))?;
-        fs::renameat(&self.parent, self.temporary.as_str(), &self.parent, name).map_err(|e| self.write_error(e))?;
-        self.committed = true;
-        fs::fsync(&self.parent).map_err(|e| self.write_error(e))
+        self.publish().map_err(|e| self.write_error(e))
+    }
+
+    fn publish(&mut self) -> rustix::io::Result<()> {
+        fs::fdatasync(&self.file)?;
+        if self.temporary.is_none() && self.link().is_err() {
+            self.copy()?;
+        }
+        let Some(temporary) = &self.temporary else { return Err(Errno::NOENT) };
+        fs::renameat(&self.parent, temporary, &self.parent, self.path.file_name().unwrap_or_default())?;
+        self.temporary = None;
+        fs::fsync(&self.parent)
+    }
+
+    /// Gives a file without a name a temporary one, because a link cannot replace a file.
+    fn link(&mut self) -> rustix::io::Result<()> {
+        let (name, open) = (temporary_name()?, format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        fs::linkat(fs::CWD, open, &self.parent, &name, AtFlags::SYMLINK_FOLLOW)?;
+        self.temporary = Some(name);
+        Ok(())
+    }
+
+    /// Replaces a file without a name, which the file system refuses to link, by one with a temporary name.
+    fn copy(&mut self) -> rustix::io::Result<()> {
+        let (mut copy, name) = create_temporary(&self.parent)?;
+        self.temporary = Some(name);
+        fs::fchmod(&copy, Mode::from_raw_mode(fs::fstat(&self.file)?.st_mode & 0o777))?;
+        let copied = self.file.rewind().and_then(|()| io::copy(&mut self.file, &mut copy));
+        copied.map_err(|failed| Errno::from_io_error(&failed).unwrap_or(Errno::IO))?;
+        fs::fdatasync(&copy)
     }
 
     /// Converts the error of a failed write to an error of this module.
@@ -253,11 +280,24 @@ impl Write for NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        if !self.committed {
+        if let Some(temporary) = &self.temporary {
             // A failure cannot be handled here, and nothing depends on it.
-            let _ = fs::unlinkat(&self.parent, self.temporary.as_str(), AtFlags::empty());
+            let _ = fs::unlinkat(&self.parent, temporary, AtFlags::empty());
         }
     }
+}
+
+fn create_temporary(parent: &OwnedFd) -> rustix::io::Result<(File, String)> {
+    let name = temporary_name()?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok((fs::openat(parent, &name, flags, PRIVATE)?.into(), name))
+}
+
+/// Returns a random name, so that sandboxed code cannot claim it beforehand.
+fn temporary_name() -> rustix::io::Result<String> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!(".sandpool-{:016x}", u64::from_ne_bytes(random)))
 }
 
 /// The state of a directory walk. Only one directory is open at a time and each is opened from the top, so depth costs

@@ -37,6 +37,7 @@ struct History {
 #[derive(Deserialize)]
 struct HistoryEntry {
     id: i64,
+    url: String,
 }
 
 impl Act<'_> {
@@ -49,15 +50,22 @@ impl Act<'_> {
 
     /// Opens a file of the workspace under a separate origin.
     pub(crate) async fn open_file(&mut self, path: &str) -> ActResult {
-        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let served = Served::new(directory).map_err(|error| {
+        let served = Served::new(path).map_err(|error| {
             failure(BrowseFailure::Navigation, format!("`{}` cannot be shown: {error}", shorten(path, 200)))
         })?;
-        let (url, interception) = (served.url(name), served.interception());
+        let (url, interception) = (served.page.clone(), served.interception());
         self.close_files();
         self.page.state.change(|state| state.workspace.served = Some(served));
         let _: serde_json::Value = self.page.ask("Fetch.enable", interception).await?;
+        self.lead_to(&url);
         self.navigate(&url).await
+    }
+
+    /// Records where the client leads the tab.
+    fn lead_to(&self, url: &str) {
+        self.page.state.change(|state| {
+            state.tabs.get_mut(&self.page.tab).into_iter().for_each(|tab| tab.led_to = Some(url.to_owned()));
+        });
     }
 
     /// Stops serving the files of the page that was opened before.
@@ -115,12 +123,16 @@ impl Act<'_> {
             let which = if by < 0 { "before" } else { "after" };
             return Err(failure(BrowseFailure::Navigation, format!("there is no page {which} this one")));
         };
+        self.lead_to(&entry.url);
         let moment = settle::moment(&self.page);
         let _: serde_json::Value = self.page.ask("Page.navigateToHistoryEntry", json!({ "entryId": entry.id })).await?;
         self.wait_until_moved(moment).await
     }
 
     pub(crate) async fn reload(&mut self) -> ActResult {
+        if let Some(url) = self.page.look(|tab| tab.url.clone()) {
+            self.lead_to(&url);
+        }
         let moment = settle::moment(&self.page);
         let _: serde_json::Value = self.page.ask("Page.reload", json!({})).await?;
         self.wait_until_moved(moment).await

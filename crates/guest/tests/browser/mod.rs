@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use command_fds::{CommandFdExt, FdMapping};
 use jail::zygote::{Arrival, Fork, guest_channel};
-use proto::browser::{BrowseResult, BrowserReply, FromDriver, ToDriver};
+use proto::browser::{BrowseResult, BrowserReply, FromDriver, PageInfo, ToDriver};
 use proto::{BrowseFailure, BrowserAction, BrowserSpec, Decoder, FromGuest, GuestFailure, ToGuest};
 
 use crate::harness::*;
@@ -75,6 +75,17 @@ impl Sandbox {
         puppet.say(number, &FromDriver::Ready { version: "Puppet/1".into() });
         assert_eq!(self.client.answer(call), FromGuest::BrowserReady { version: "Puppet/1".into() });
         puppet
+    }
+
+    /// Performs an action to which the driver replies with a page.
+    fn act(&mut self, puppet: &mut Puppet, ask: BrowserAction, url: Option<&str>) {
+        let call = self.send(ask, &[], 20_000);
+        let (number, _) = puppet.hear();
+        let page = url.map(|url| PageInfo { url: url.into(), title: String::new(), tab: 1, tabs: 1 });
+        let (happened, result) = (Vec::new(), Ok(BrowseResult::Done));
+        let browsed = BrowserReply { page, happened, result, extras: Default::default() };
+        puppet.say(number, &FromDriver::Browsed { browsed: Box::new(browsed) });
+        assert_eq!(self.browsed(call).result, Ok(BrowseResult::Done));
     }
 
     fn start(&mut self) -> u64 {
@@ -331,15 +342,7 @@ fn b30_a_driver_gets_files_of_the_opened_page_s_directory_alone() {
     }
     let mut puppet = sandbox.put_puppet();
     assert_eq!(puppet.read_file(1, "index.html", 0), None, "no page is open");
-    let open = |sandbox: &mut Sandbox, puppet: &mut Puppet, ask: BrowserAction| {
-        let call = sandbox.send(ask, &[], 20_000);
-        let (number, _) = puppet.hear();
-        let (happened, result) = (Vec::new(), Ok(BrowseResult::Done));
-        let browsed = BrowserReply { page: None, happened, result, extras: Default::default() };
-        puppet.say(number, &FromDriver::Browsed { browsed: Box::new(browsed) });
-        assert_eq!(sandbox.browsed(call).result, Ok(BrowseResult::Done));
-    };
-    open(&mut sandbox, &mut puppet, BrowserAction::OpenFile { path: "site/index.html".into() });
+    sandbox.act(&mut puppet, BrowserAction::OpenFile { path: "site/index.html".into() }, None);
     assert_eq!(puppet.read_file(2, "index.html", 0), Some((11, b"<p>page</p>".to_vec())));
     assert_eq!(puppet.read_file(3, "deep/a.css", 2), Some((4, b"{}".to_vec())));
     assert_eq!(puppet.read_file(3, "deep/a.css", 1 << 60), Some((4, Vec::new())));
@@ -374,9 +377,9 @@ fn b30_a_driver_gets_files_of_the_opened_page_s_directory_alone() {
     std::fs::remove_file(workspace.join("site")).unwrap();
     std::fs::rename(workspace.join("was"), workspace.join("site")).unwrap();
     // Looking at the page changes nothing; another address ends it.
-    open(&mut sandbox, &mut puppet, BrowserAction::Back);
+    sandbox.act(&mut puppet, BrowserAction::Back, None);
     assert!(puppet.read_file(7, "index.html", 0).is_some());
-    open(&mut sandbox, &mut puppet, BrowserAction::Open { url: "http://evil.test/".into() });
+    sandbox.act(&mut puppet, BrowserAction::Open { url: "http://evil.test/".into() }, None);
     assert_eq!(puppet.read_file(8, "index.html", 0), None);
     // A file that is not there, or is none, is refused before the browser hears of it.
     for path in ["none.html", "site", "site/out", "../s"] {
@@ -386,7 +389,7 @@ fn b30_a_driver_gets_files_of_the_opened_page_s_directory_alone() {
     }
     assert_eq!(puppet.read_file(9, "index.html", 0), None);
     // A driver that asks again and again without taking the answers is ended.
-    open(&mut sandbox, &mut puppet, BrowserAction::OpenFile { path: "site/index.html".into() });
+    sandbox.act(&mut puppet, BrowserAction::OpenFile { path: "site/index.html".into() }, None);
     let mut bytes = Vec::new();
     for _ in 0..64 {
         let ask = FromDriver::ReadFile { path: "large".into(), offset: 0 };
@@ -394,4 +397,26 @@ fn b30_a_driver_gets_files_of_the_opened_page_s_directory_alone() {
     }
     puppet.channel.write_all(&bytes).unwrap();
     assert_eq!(sandbox.client.answer(0), FromGuest::BrowserExited);
+}
+
+/// B33: a link, a redirect or `back` may lead from the page of a file to a hostile one.
+#[test]
+fn b33_a_driver_gets_no_file_after_a_reply_that_names_another_page() {
+    let mut sandbox = Sandbox::new();
+    let workspace = sandbox.scratch.path().join("workspace");
+    std::fs::write(workspace.join("index.html"), "<p>page</p>").unwrap();
+    let mut puppet = sandbox.put_puppet();
+    let file = format!("file://{}/", workspace.display());
+    let beside = format!("file://{}-evil/x.html", workspace.display());
+    for other in
+        ["http://evil.test/", "about:blank", "chrome-error://chromewebdata/", "", "file:///etc/passwd", &beside]
+    {
+        sandbox.act(&mut puppet, BrowserAction::OpenFile { path: "index.html".into() }, Some(&file));
+        sandbox.act(&mut puppet, BrowserAction::Reload, Some(&format!("{file}sub/next.html")));
+        assert!(puppet.read_file(1, "index.html", 0).is_some(), "{other}");
+        sandbox.act(&mut puppet, BrowserAction::Back, Some(other));
+        assert_eq!(puppet.read_file(2, "index.html", 0), None, "{other}");
+        sandbox.act(&mut puppet, BrowserAction::Forward, Some(&file));
+        assert_eq!(puppet.read_file(3, "index.html", 0), None, "{other}: only the host opens a file");
+    }
 }

@@ -104,6 +104,48 @@ fn a_file_that_is_replaced_keeps_its_mode_and_an_abandoned_one_leaves_nothing() 
     assert_eq!(names(&root.list("", 10).unwrap()), ["script", "sub", "sub/file"]);
 }
 
+/// W69: whoever is killed while it writes a file leaves nothing behind.
+#[test]
+fn w69_a_file_has_no_name_before_it_is_complete() {
+    let scene = Scene::new("unnamed");
+    let root = scene.root();
+    let mut new = root.create_file("new").unwrap();
+    new.write_all(b"x").unwrap();
+    assert_eq!(names(&root.list("", 10).unwrap()), ["sub", "sub/file"]);
+    new.commit().unwrap();
+    assert_eq!(read(&root, "new").unwrap(), "x");
+}
+
+/// File systems without `O_TMPFILE`, and those that have it and refuse to link such a file.
+#[test]
+fn a_file_appears_complete_on_every_file_system() {
+    let scene = Scene::new("named");
+    let root = scene.root();
+    write(&root, "f", "old").unwrap();
+    host::set_permissions(scene.at("f"), PermissionsExt::from_mode(0o750)).unwrap();
+    for (text, is_linked) in [("named", true), ("copied", false)] {
+        let mut new = root.create_file("f").unwrap();
+        if is_linked {
+            let (file, temporary) = create_temporary(&new.parent).unwrap();
+            fs::fchmod(&file, Mode::from_raw_mode(0o750)).unwrap();
+            (new.file, new.temporary) = (file, Some(temporary));
+        }
+        new.write_all(text.as_bytes()).unwrap();
+        if !is_linked {
+            new.copy().unwrap();
+        }
+        assert_eq!(names(&root.list("", 10).unwrap()).len(), 4, "a temporary name, until the commit");
+        new.commit().unwrap();
+        assert_eq!(read(&root, "f").unwrap(), text);
+        assert_eq!(host::metadata(scene.at("f")).unwrap().permissions().mode() & 0o777, 0o750);
+        assert_eq!(names(&root.list("", 10).unwrap()), ["f", "sub", "sub/file"]);
+    }
+    let mut abandoned = root.create_file("g").unwrap();
+    abandoned.copy().unwrap();
+    drop(abandoned);
+    assert_eq!(names(&root.list("", 10).unwrap()), ["f", "sub", "sub/file"]);
+}
+
 #[test]
 fn links_that_lead_out_are_refused_for_reading_writing_and_listing() {
     // CVE-2025-53109 and CVE-2024-28189: the trusted side followed a symlink.

@@ -131,6 +131,7 @@ impl From<UploadRefusal> for UploadFailure {
 impl From<EngineError> for UploadFailure {
     fn from(error: EngineError) -> Self {
         match error {
+            EngineError::ContextNotFound(_) => Self::Gone,
             EngineError::FileTooLarge { limit, .. } => Self::TooLarge(limit),
             EngineError::NoSpace { .. } => Self::NoSpace,
             EngineError::InvalidPath { why, .. } => Self::Name(why),
@@ -236,8 +237,16 @@ impl Uploads {
     /// Sends the content to the guest. If this is dropped or fails, nothing of the file remains.
     async fn store(&self, id: &str, mut content: Content) -> Result<u64, UploadFailure> {
         let mut upload = self.engine.begin_upload(id).await?;
-        while let Some(bytes) = content.next().await? {
-            timeout(STALL_TIME, upload.send(&bytes)).await.map_err(|_| UploadFailure::Slow)??;
+        let context_gone = upload.context_gone();
+        let sending = async {
+            while let Some(bytes) = content.next().await? {
+                timeout(STALL_TIME, upload.send(&bytes)).await.map_err(|_| UploadFailure::Slow)??;
+            }
+            Ok::<_, UploadFailure>(())
+        };
+        tokio::select! {
+            sent = sending => sent?,
+            gone = context_gone => return Err(gone.into()),
         }
         Ok(upload.finish().await?)
     }

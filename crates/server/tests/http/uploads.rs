@@ -179,3 +179,19 @@ async fn a_link_ends_with_its_context() {
     assert_eq!((gone.status, gone.text().as_str()), (410, "the sandbox of this link is gone; ask for a new link\n"));
     service.end().await;
 }
+
+/// W69: the client is told at once, although it is in the middle of the file and sends nothing more.
+#[tokio::test]
+async fn w69_an_upload_is_answered_when_its_context_is_stopped() {
+    let service = service().await;
+    let link = link(&service, "f").await;
+    let mut client = Client::connect(service.address).await;
+    let head = format!("PUT {} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n", address(&link));
+    client.write(head.as_bytes()).await;
+    client.write(&[b'x'; 50_000]).await;
+    eventually("the upload has begun", || service.engine.upload_offer(&link.id).is_err()).await;
+    service.execute("alice", Op::StopContext { which: ContextSelector::Named("box".into()) }).await;
+    let gone = client.answer().await;
+    assert_eq!((gone.status, gone.text().as_str()), (410, "the sandbox of this link is gone; ask for a new link\n"));
+    service.end().await;
+}

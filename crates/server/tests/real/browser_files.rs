@@ -8,7 +8,7 @@ use testkit::host::StateDir;
 use testkit::http::{Era, Mcp};
 
 use crate::browsing::Web;
-use crate::serve::Serve;
+use crate::serve::{Serve, eventually};
 use crate::ways::Way;
 
 const INDEX: &str = "<!doctype html><title>Report</title><link rel=stylesheet href=style.css><h1>Sales</h1>\
@@ -158,5 +158,91 @@ fn b31_no_other_origin_reads_the_workspace() {
     way.good("browser_open", json!({ "url": evil }));
     let refused = way.result("browser_act", json!({ "action": "back" })).1;
     assert!(!refused.text.contains("Frames"), "{}", refused.text);
+    assert!(server.finish().success());
+}
+
+/// B32, B33: a frame or a window of another origin leads the page to no other file, and leaving the page takes the files away.
+#[test]
+fn b32_no_other_origin_leads_the_page_to_another_file() {
+    let Some(web) = Web::start() else { return };
+    let state = Arc::new(StateDir::new("browser-files-led"));
+    let server = Serve::with_settings(state, &web.settings(), &[]);
+    let mut client = Mcp::new(&server.account(), "sandpool", Era::Modern);
+    let way = &mut client as &mut dyn Way;
+    let (puppet, other) = (web.url("/puppet"), web.url("/list50"));
+    let report = format!(
+        "<title>Report</title><a href=other.html>Own</a> <a href=downloads/saved.html>Saved</a> \
+         <a target=_blank rel=opener href='{other}'>Window</a> <img id=dot src=downloads/dot.svg> \
+         <iframe id=frame src='{puppet}'></iframe>"
+    );
+    for (path, content) in [
+        ("report.html", report.as_str()),
+        ("other.html", "<title>Other</title><button onclick='history.back()'>Return</button>"),
+        ("downloads/saved.html", "<title>Saved</title>"),
+        ("downloads/dot.svg", "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"),
+    ] {
+        way.good("write_file", json!({ "path": path, "content": content }));
+    }
+    way.good("browser_open", json!({ "url": "/workspace/report.html" }));
+    assert_eq!(evaluate(way, "dot.naturalWidth"), 9);
+    // The answers to these calls, and to those after them, until one tells of the refusal.
+    let refused = |way: &mut dyn Way, calls: &[Value]| {
+        let mut said = String::new();
+        calls.iter().for_each(|call| said += &way.good("browser_act", call.clone()).facts.to_string());
+        eventually("a refusal", || {
+            said += &way.good("browser_snapshot", json!({})).facts.to_string();
+            said.contains("may not open `file:///workspace/")
+        });
+        assert_eq!(evaluate(way, "document.title"), "Report", "{said}");
+    };
+    let hide = "document.head.innerHTML = '<meta name=referrer content=no-referrer>';";
+
+    // A frame, after a click in it.
+    let attack = format!(
+        "{hide} document.body.innerHTML = '<button>Accept</button>';
+         document.querySelector('button').onclick = () => top.location = location.ancestorOrigins[0] + '/other.html'; 'ready'"
+    );
+    let in_frame = format!(
+        "new Promise(done => {{ onmessage = e => done(e.data); frame.contentWindow.postMessage({}, '*'); }})",
+        json!(attack)
+    );
+    assert_eq!(evaluate(way, &in_frame), "ready");
+    refused(way, &[json!({ "action": "click", "target": "button \"Accept\"" })]);
+    // A redirect, which keeps the page's referrer.
+    let redirect = format!(
+        "new Promise(done => {{
+            const frame = document.createElement('iframe');
+            frame.referrerPolicy = 'unsafe-url';
+            frame.src = '{}' + encodeURIComponent(location.origin + '/other.html');
+            const look = left => {{
+                const title = frame.contentDocument?.title;
+                if (title || !left) done(title || 'refused'); else setTimeout(look, 100, left - 1);
+            }};
+            document.body.append(frame); look(30);
+        }})",
+        web.url("/redirect/to?url=")
+    );
+    assert_eq!(evaluate(way, &redirect), "refused");
+    // What any page may have saved is no page of the report.
+    refused(way, &[json!({ "action": "click", "target": "link \"Saved\"" })]);
+
+    // The page's own ways work.
+    assert_eq!(way.good("browser_act", json!({ "action": "reload" })).facts["title"], "Report");
+    let own = way.good("browser_act", json!({ "action": "click", "target": "link \"Own\"" }));
+    assert_eq!(own.facts["title"], "Other", "{}", own.text);
+    way.good("browser_act", json!({ "action": "click", "target": "button \"Return\"" }));
+    way.good("browser_act", json!({ "action": "wait", "text": "Window" }));
+    assert_eq!(evaluate(way, "document.title"), "Report");
+
+    // A window that the page opened.
+    let origin = evaluate(way, "location.origin");
+    let window = way.good("browser_act", json!({ "action": "click", "target": "link \"Window\"" }));
+    assert_eq!(window.facts["url"], other.as_str(), "{}", window.text);
+    let attack = format!("{hide} opener.location = {origin} + '/other.html'; 0");
+    refused(way, &[json!({ "action": "evaluate", "expression": attack }), json!({ "action": "tab", "tab": 1 })]);
+    // The other address took the files away; only the client brings them back.
+    assert_eq!(evaluate(way, "fetch('other.html').then(a => a.status)"), 404);
+    way.good("browser_open", json!({ "url": "/workspace/downloads/saved.html" }));
+    assert_eq!(evaluate(way, "document.title"), "Saved");
     assert!(server.finish().success());
 }

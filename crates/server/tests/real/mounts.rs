@@ -1,5 +1,6 @@
 //! Directories of the host in contexts: over stdio, over HTTP with tenants, and with `sandpool run`.
 
+use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use testkit::client::Client;
-use testkit::http::{Account, Era, Mcp};
+use testkit::http::{Account, Era, Mcp, Wire};
 
 use crate::serve::Serve;
 use crate::support::{StateDir, stdio_of};
@@ -218,6 +219,34 @@ fn downloads_work_with_a_mount_in_place_of_the_workspace_and_files_have_links() 
     assert_eq!(read["stdout"], "tea,4\ncopy\nf\nlist.csv\nshop.html\n", "{read}");
     assert_eq!(owner(&project.join("copy")), owner(&project));
     assert!(server.finish().success());
+}
+
+/// W69: stopping the context in the middle of an upload leaves nothing in the directory of the host.
+#[test]
+fn w69_an_interrupted_upload_leaves_nothing_on_a_mount() {
+    let state = StateDir::new("mounts-upload");
+    let project = directory(&state, "project");
+    let mut command = stdio_of("sandpool", &state.0, "");
+    command.arg("--mount").arg(format!("{}:/workspace:rw", project.display()));
+    let mut client = Client::start(command);
+    let link = client.call("upload_link", json!({ "path": "large" })).field("url");
+    let (host, path) = link.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let mut wire = Wire::open(host.parse().unwrap()).unwrap();
+    wire.write(format!("PUT /{path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 99000000\r\n\r\n").as_bytes()).unwrap();
+    // More than the connections and the server keep, so the guest has begun to write.
+    wire.write(&vec![b'x'; 32 << 20]).unwrap();
+    let names = || {
+        let entries = std::fs::read_dir(&project).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: BTreeSet<String> = entries.map(|name| name.into_string().unwrap()).collect();
+        names
+    };
+    let before = names();
+    client.call("stop_context", json!({ "context": "default" }));
+    let answer = wire.answer().unwrap();
+    assert_eq!(answer.status, 410, "{}", answer.text());
+    assert!(client.finish().success());
+    assert_eq!(names(), BTreeSet::from([".sandpool", "f"].map(String::from)));
+    assert_eq!(before, names(), "nothing of the file is to be seen before it is complete");
 }
 
 #[test]
