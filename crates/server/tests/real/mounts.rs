@@ -137,8 +137,10 @@ packages = f'/tmp/.packages/lib/python{sys.version_info[0]}.{sys.version_info[1]
 fn w66_code_that_replaces_its_packages_stops_no_context_and_no_server() {
     let state = StateDir::new("no-packages-directory");
     let project = directory(&state, "project");
+    // A sandbox that waits ready has the directory that code removed.
+    let settings = "ready_max = 0\n[dialect.sandpool]\npool_size = 0\n";
     let start = || {
-        let mut command = stdio_of("sandpool", &state.0, "");
+        let mut command = stdio_of("sandpool", &state.0, settings);
         command.args(["--workspace", "project"]).current_dir(&state.0);
         Client::start(command)
     };
@@ -150,7 +152,8 @@ fn w66_code_that_replaces_its_packages_stops_no_context_and_no_server() {
             let made = client.call("create_context", json!({}));
             assert!(!made.is_error(), "{attack}: {}", made.0);
             let install = json!({ "command": "echo x > /tmp/.packages/f", "context": made.field("context") });
-            assert_eq!(client.call("run_command", install).json()["success"], true, "{attack}");
+            let installed = client.call("run_command", install);
+            assert_eq!(installed.json()["success"], true, "{attack}: {}", installed.0);
             assert_eq!(project.join(".sandpool/packages/f").is_file(), is_there, "{attack}");
             // The next server starts, too.
             assert!(client.finish().success());
