@@ -233,6 +233,13 @@ INTERRUPTS = [
                                             Cell("signal.alarm(1);"), Cell("import time; time.sleep(1.1)"),
                                             Cell("def ring(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, ring); signal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(0.03)", status=ANY, error=ANY),
                                             Cell("time.sleep(0.1)", status=ANY, error=ANY), Cell("4", result="4")]),
+    Case("a handler that raises in the driver costs no variables", [
+        Cell("import signal\nkept = 1\ndef ring(number, frame):\n    if frame is not None and frame.f_code.co_filename.endswith('driver.py'): raise TimeoutError\n"
+             "signal.signal(signal.SIGALRM, ring)\nsignal.getsignal(signal.SIGALRM) is ring", result="True"),
+        Cell("signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005);", status=ANY, error=ANY),
+        *[Cell("kept += 1", status=ANY, error=ANY)] * 100,
+        *[Cell("signal.setitimer(signal.ITIMER_REAL, 0);", status=ANY, error=ANY)] * 10,
+        Cell("kept > 1, signal.signal(signal.SIGALRM, signal.SIG_DFL) is ring", result="(True, True)")], fresh=True),
 ]
 
 HOSTILE = [
