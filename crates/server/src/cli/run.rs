@@ -152,7 +152,9 @@ impl Job<'_> {
         if let Some(dir) = self.out {
             // After an interrupt the files are still wanted.
             let call = wiring::call_of(Tenant::local(), engine.config().pool_realm);
-            files::save(engine, &call, &owner, self.given, dir).await?;
+            let config = engine.config();
+            let disk_bytes = config.realm(config.pool_realm).map_or(0, |realm| realm.limits.disk_bytes);
+            files::save(engine, &call, &owner, self.given, (dir, disk_bytes)).await?;
         }
         Ok(ran)
     }

@@ -54,13 +54,14 @@ pub(super) async fn give(engine: &Engine, call: &Call, owner: &FileOwner, files:
     Ok(())
 }
 
-/// Saves the files that the code left in its directory, except those of `given` that it did not change.
+/// Saves the files that the code left in its directory, except those of `given` that it did not change. Together they may
+/// have the size of the sandbox's disk, which only files with holes, or with several names, can exceed.
 pub(super) async fn save(
     engine: &Engine,
     call: &Call,
     owner: &FileOwner,
     given: &GivenFiles,
-    dir: &Path,
+    (dir, disk_bytes): (&Path, u64),
 ) -> Result<(), Failed> {
     let list = Op::ListFiles { owner: owner.clone(), path: String::new() };
     let Outcome::Files(listing) = engine.execute(call, list).await? else {
@@ -68,9 +69,16 @@ pub(super) async fn save(
     };
     std::fs::create_dir_all(dir).map_err(|error| Failed(format!("cannot create `{}`: {error}", dir.display())))?;
     let left_out = listing.total.saturating_sub(listing.entries.len() as u64);
+    let mut room = disk_bytes;
     for entry in listing.entries.iter().filter(|entry| entry.kind == FileKind::File && may_be_saved(&entry.path)) {
         let shown = dir.join(&entry.path).display().to_string().escape_debug().to_string();
         let wrong = |why: &str| Failed(format!("cannot write `{shown}`: {why}"));
+        if entry.size > room {
+            let (size, disk) = (entry.size >> 20, disk_bytes >> 20);
+            let why = format!("it has {size} MB, and all files together more than the sandbox's disk of {disk} MB");
+            output::error(&format!("sandpool: {shown} was left out: {why}"));
+            continue;
+        }
         let file = engine.open_file(&listing.key, &entry.path).await?;
         if let Some(content) = given.get(&entry.path).filter(|content| content.len() as u64 == file.size) {
             let mut same = 0;
@@ -85,6 +93,7 @@ pub(super) async fn save(
                 continue;
             }
         }
+        room = room.checked_sub(file.size).ok_or_else(|| wrong("the file grew meanwhile"))?;
         let mut saved = match create(dir, &entry.path) {
             Ok(saved) => saved,
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
