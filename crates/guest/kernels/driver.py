@@ -214,8 +214,8 @@ def vega_lite_of_altair(obj: Any) -> Any:
 
 
 def illustrated(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a bundle with a picture of the chart or the drawing that it describes. A chart is also left as a page in the
-    directory in which the kernel started, and its description is then left out."""
+    """Return a bundle with a picture of the chart or the drawing that it describes. Both are also left as pages in the
+    directory in which the kernel started; the description of a chart is then left out."""
     found = next((match for mime in data if isinstance(mime, str) and (match := ILLUSTRATED.fullmatch(mime))), None)
     if found is None or not PICTURES.isdisjoint(data):
         return data
@@ -230,12 +230,13 @@ def illustrated(data: dict[str, Any]) -> dict[str, Any]:
     out = dict(data)
     if "png" in made:
         out[SVG_PICTURE if kind == "svg" else "image/png"] = made["png"]
-    if kind == "svg":
-        return out
     page, why = made.get("page"), made.get("why")
     if page is not None:
-        del out[mime]
         out[PAGE] = page
+    if kind == "svg":
+        return out
+    if page is not None:
+        del out[mime]
     parts = (f"chart in {KERNEL.directory}/{page}" if page else "", f"no picture: {why}" if why else "")
     out["text/plain"] = f"[{'; '.join(filter(None, parts))}]"
     return out

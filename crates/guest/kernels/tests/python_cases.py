@@ -352,10 +352,12 @@ FIGURES = [
         needs="vl_convert", fresh=True),
     Case("an SVG drawing has a picture", [
         Cell("from IPython.display import SVG\nsvg = SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" height=\"9\"/>')\nsvg", result=ANY,
-             check=lambda o: o.of("result")[0]["data"][SVG_PICTURE].startswith(PNG) and "<svg" in o.of("result")[0]["data"]["image/svg+xml"]),
+             check=lambda o: o.of("result")[0]["data"][SVG_PICTURE].startswith(PNG) and "<svg" in o.of("result")[0]["data"]["image/svg+xml"]
+             and o.of("result")[0]["data"][PAGE] == "chart-1.html"),
+        Cell("'<svg' in open('chart-1.html').read()", result="True"),
         Cell("display(SVG('<svg>'), SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1e9\" height=\"1e9\"/>'))", status=ANY, error=ANY,
-             displays=lambda d: not any(SVG_PICTURE in one for one in d)),
-        Cell("for _ in range(20): display(svg)", displays=lambda d: len(d) == 20 and [SVG_PICTURE in one for one in d].count(True) == 16)], needs="vl_convert"),
+             displays=lambda d: not any(SVG_PICTURE in one or PAGE in one for one in d)),
+        Cell("for _ in range(20): display(svg)", displays=lambda d: len(d) == 20 and [SVG_PICTURE in one for one in d].count(True) == 16)], needs="vl_convert", fresh=True),
     Case("a plotly chart without a browser is a page and a sentence", [
         Cell("import plotly.graph_objects as go\ngo.Figure(go.Bar(y=[1]))", displays=lambda d: d[0][PAGE] == "chart-1.html" and "image/png" not in d[0]
              and d[0]["text/plain"].endswith("needs Chromium, which this sandbox does not have]")),
