@@ -441,7 +441,8 @@ impl From<beneath::BeneathError> for FileFailure {
             beneath::BeneathError::NotFound { .. } => GuestFailure::NotFound,
             beneath::BeneathError::InvalidPath { .. } => GuestFailure::InvalidPath,
             beneath::BeneathError::NoSpace { .. } => GuestFailure::NoSpace,
-            beneath::BeneathError::DiskFull { .. } | beneath::BeneathError::Damaged { .. } => GuestFailure::Io,
+            beneath::BeneathError::DiskFull { .. } => GuestFailure::DiskFull,
+            beneath::BeneathError::Damaged { .. } => GuestFailure::Io,
             beneath::BeneathError::Io { source, .. } => return Self::io(format!("{error}: {source}")),
         };
         Self { failure, message: error.to_string() }

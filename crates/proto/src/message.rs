@@ -351,6 +351,8 @@ pub enum GuestFailure {
     NotFound,
     TooLarge,
     NoSpace,
+    /// The server's disk, on which the volume lies, is full, although the volume is not.
+    DiskFull,
     /// The kernel does not exist, is busy, or could not be started.
     Kernel,
     /// The maximum number of commands, or of searches, is already running.
