@@ -157,7 +157,7 @@ impl Workspace {
         if !is_own || paused.redirected_request_id.is_some() {
             return None;
         }
-        let path = unescaped(rest.split(['?', '#']).next().unwrap_or_default())?;
+        let path = text::percent_decoded(rest.split(['?', '#']).next().unwrap_or_default())?;
         let path = if path.is_empty() || path.ends_with('/') { path + "index.html" } else { path };
         let is_below = path.split('/').all(|part| !matches!(part, "" | "." | ".."));
         // A saved page is not one of the report beside it: every page can save one. It can be opened by itself.
@@ -347,22 +347,6 @@ fn escaped(path: &str) -> String {
     out
 }
 
-/// Returns the path of an address. Returns `None` if it is not UTF-8.
-fn unescaped(path: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let [first, after @ ..] = rest {
-        let escape = after.first_chunk::<2>().filter(|_| *first == b'%');
-        let byte = escape
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8(bytes).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -510,6 +494,5 @@ mod tests {
         assert_eq!(workspace.shown(url.clone()), "file:///workspace/my%20site/a%20b.html");
         assert_eq!(workspace.shown(OTHER.into()), OTHER);
         assert!(!workspace.shown_text(format!("[network] GET {url} → 200")).contains("internal"));
-        assert_eq!(unescaped("%E6%8A%A5%zz%4").as_deref(), Some("报%zz%4"));
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use ring::hmac;
-use text::hex;
+use text::{hex, percent_decoded};
 
 /// Maximum length of a decoded path, in bytes.
 const LONGEST_PATH: usize = 4096;
@@ -177,14 +177,8 @@ pub fn encoded(text: &str) -> String {
 
 /// Decodes percent escapes. Returns `None` for an invalid escape and for bytes that are not UTF-8.
 fn decoded(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut bytes = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        let (digits, rest) = part.split_at_checked(2)?;
-        bytes.push(hex_byte(digits.as_bytes())?);
-        bytes.extend_from_slice(rest.as_bytes());
-    }
-    String::from_utf8(bytes).ok()
+    let is_escape = |part: &str| part.as_bytes().get(..2).and_then(hex_byte).is_some();
+    percent_decoded(text).filter(|_| text.split('%').skip(1).all(is_escape))
 }
 
 fn hex_byte(digits: &[u8]) -> Option<u8> {

@@ -155,6 +155,10 @@ async fn forward(
     } else {
         host_value(scheme, name.as_ref().unwrap_or(&target))?
     };
+    if let Some(rule) = loopback::foreign_page(request.headers()).filter(|_| this_host) {
+        let remedy = format!("Open the page by its own address, http://{target}/");
+        return Err(connection.deny(&what, DenyReason { rule, remedy }));
+    }
     let upgrading = is_websocket(request.headers());
     let inside = if upgrading { Visibility::Opaque } else { Visibility::Method(request.method().clone()) };
     let info = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };

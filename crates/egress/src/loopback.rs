@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use hyper::HeaderMap;
 use hyper::header::{self, HeaderName, HeaderValue};
 
+use crate::denial::plain;
+
 /// Name of the host in entries of policies.
 pub(crate) const ENTRY: &str = "host";
 /// Name of the host in requests of a sandbox. No resolver is asked for it.
@@ -22,8 +24,22 @@ pub(crate) const LOCALHOST: &str = "localhost";
 const OWN_NAMES: [&str; 3] = [LOCALHOST, "127.0.0.1", "[::1]"];
 const SCHEMES: [&str; 2] = ["http://", "https://"];
 
-/// Replaces the sandbox's name of the host with `localhost` in the headers that name the page behind a request. Names
-/// of other pages stay as they are, so that a server on the host can still refuse requests of these pages.
+/// Returns why a request that a page of another site caused is refused. The server on the host cannot refuse it, because
+/// the request has the server's own `Host`. Pages of the host and of the sandbox itself may send requests, and so may
+/// programs, which name no page.
+pub(crate) fn foreign_page(headers: &HeaderMap) -> Option<String> {
+    let pages = [header::ORIGIN, header::REFERER].into_iter().flat_map(|name| headers.get_all(name));
+    let pages: Vec<&str> = pages.map(|page| page.to_str().unwrap_or_default()).collect();
+    let is_own = |page: &str| [NAME].iter().chain(&OWN_NAMES).any(|own| renamed(page, own, own).is_some());
+    if let Some(page) = pages.iter().find(|page| !is_own(page)) {
+        let site = page.split('/').take(3).collect::<Vec<_>>().join("/");
+        return Some(format!("the request comes from a page of another site ({})", plain(&site, 80)));
+    }
+    let crosses = headers.get_all("sec-fetch-site").iter().any(|value| value == "cross-site");
+    (pages.is_empty() && crosses).then(|| "the request comes from a page of another site".into())
+}
+
+/// Replaces the sandbox's name of the host with `localhost` in the headers that name the page behind a request.
 pub(crate) fn rewrite_request(headers: &mut HeaderMap) {
     rename(headers, &[header::ORIGIN, header::REFERER], &[NAME], LOCALHOST);
 }

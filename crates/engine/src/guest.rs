@@ -126,13 +126,7 @@ impl GuestClient {
 
     /// Sends a request whose whole reply is one message.
     pub(crate) async fn ask(&self, request: &ToGuest, wait: Duration) -> Result<FromGuest, GuestLost> {
-        let mut pending = self.call(request).await?;
-        match tokio::time::timeout(wait, pending.next()).await {
-            Ok(Ok(GuestReply::Message(message))) => Ok(message),
-            Ok(Ok(GuestReply::Data(..))) => Err(self.close("the guest sent data where an answer was due")),
-            Ok(Err(lost)) => Err(lost),
-            Err(_) => Err(GuestLost(format!("the guest did not answer within {wait:?}"))),
-        }
+        self.call(request).await?.only_reply(wait).await
     }
 
     async fn send(&self, call: u64, message: &ToGuest) -> Result<(), GuestLost> {
@@ -218,6 +212,16 @@ impl PendingCall {
     pub(crate) async fn next(&mut self) -> Result<GuestReply, GuestLost> {
         let routed = self.answers.recv().await;
         self.open(routed)
+    }
+
+    /// Returns the reply of a call whose whole reply is one message.
+    pub(crate) async fn only_reply(&mut self, wait: Duration) -> Result<FromGuest, GuestLost> {
+        match tokio::time::timeout(wait, self.next()).await {
+            Ok(Ok(GuestReply::Message(message))) => Ok(message),
+            Ok(Ok(GuestReply::Data(..))) => Err(self.client.close("the guest sent data where an answer was due")),
+            Ok(Err(lost)) => Err(lost),
+            Err(_) => Err(GuestLost(format!("the guest did not answer within {wait:?}"))),
+        }
     }
 
     /// Returns a reply that has already arrived.

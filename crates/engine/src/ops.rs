@@ -336,6 +336,7 @@ pub(crate) fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &Li
         proto::GuestFailure::NotFound => EngineError::FileNotFound(path),
         proto::GuestFailure::TooLarge => EngineError::FileTooLarge { path, limit },
         proto::GuestFailure::NoSpace => EngineError::NoSpace { disk_bytes: sandbox.disk_bytes() },
+        proto::GuestFailure::DiskFull => EngineError::HostDiskFull(crate::registry::one_line(&message)),
         proto::GuestFailure::Pattern => EngineError::InvalidPattern(crate::registry::one_line(&message)),
         proto::GuestFailure::Kernel
         | proto::GuestFailure::Busy

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::Op;
-use engine::op::RunOutcome;
+use engine::op::{RunOutcome, Search};
+use engine::{Call, EngineError};
 use proto::{FrameKind, FromGuest, RunStatus, ToGuest};
 use support::*;
 use testkit::fake::{FakeBackend, Wire};
+use tokio::sync::Notify;
 
 /// Plays `attack` for the cell `attack`; everything else is answered well.
 fn attacked_by<F, W>(attack: F) -> FakeBackend
@@ -304,4 +306,35 @@ impl Random {
         }
         bytes
     }
+}
+
+/// A search that nobody waits for any more ends in the guest, too.
+#[tokio::test(start_paused = true)]
+async fn cancelling_a_search_interrupts_it_in_the_guest() {
+    let (searching, searched, interrupted) = (AtomicU64::new(0), Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begun, ended) = (searched.clone(), interrupted.clone());
+    let backend = FakeBackend::scripted(move |call, request, _| match request {
+        ToGuest::SearchFiles { .. } => {
+            searching.store(call, Ordering::SeqCst);
+            begun.notify_one();
+            Some(Box::pin(async {}))
+        }
+        ToGuest::Interrupt if call == searching.load(Ordering::SeqCst) => {
+            ended.notify_one();
+            None
+        }
+        _ => None,
+    });
+    let engine = engine(&backend).await;
+    let context = create(&engine, "a").await;
+    let search = Search { glob: None, text: Some("x".into()), regex: false, max_bytes: 1000 };
+    let op = Op::SearchFiles { owner: files_of(&context), path: String::new(), search };
+    let call: Call = call();
+    let cancel = async {
+        searched.notified().await;
+        call.cancel.cancel();
+    };
+    let (result, ()) = tokio::join!(engine.execute(&call, op), cancel);
+    assert_eq!(result.unwrap_err(), EngineError::Cancelled);
+    interrupted.notified().await;
 }

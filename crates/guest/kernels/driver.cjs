@@ -25,7 +25,7 @@ const { setImmediate: soon } = require('node:timers');
 const fs = require('node:fs');
 const vm = require('node:vm');
 
-const { fstatSync, openSync, closeSync, writeSync } = fs;
+const { fstatSync, openSync, closeSync, realpathSync, writeSync } = fs;
 const { apply, bind, call } = Function.prototype;
 const uncurry = bind.bind(call);
 const invoke = uncurry(call);
@@ -266,13 +266,30 @@ function shownStack(text) {
   return out;
 }
 
+// Returns a text in which the files of shared packages have the names by which `NODE_PATH` leads to them. Node resolves links,
+// and the directories of the host may contain the name of its user.
+function withoutHostPaths(text) {
+  const directories = split(environment.NODE_PATH ?? '', ':');
+  for (let i = 0; i < directories.length; i++) {
+    let real = '';
+    try {
+      real = realpathSync(directories[i]);
+    } catch {}
+    if (real === '' || real === directories[i] || indexOf(text, real) < 0) continue;
+    const parts = split(text, real);
+    text = parts[0];
+    for (let k = 1; k < parts.length; k++) text += directories[i] + parts[k];
+  }
+  return text;
+}
+
 const plain = freeze({ __proto__: null, colors: false });
 
 // Returns {name, value, text} of any thrown value. This runs user code (getters, `inspect.custom`).
 function describe(thrown) {
   if (!isNativeError(thrown)) return { __proto__: null, name: typeof thrown, value: inspect(thrown, plain), text: `Uncaught ${inspect(thrown, plain)}` };
-  const name = `${thrown.name}`, value = `${thrown.message}`;
-  return { __proto__: null, name, value, text: shownStack(inspect(thrown, plain)) };
+  const name = `${thrown.name}`, value = withoutHostPaths(`${thrown.message}`);
+  return { __proto__: null, name, value, text: withoutHostPaths(shownStack(inspect(thrown, plain))) };
 }
 
 const UNSHOWN = freeze({ __proto__: null, name: 'Error', value: '', text: 'Error: <the error could not be shown>' });

@@ -214,8 +214,8 @@ def vega_lite_of_altair(obj: Any) -> Any:
 
 
 def illustrated(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a bundle with a picture of the chart or the drawing that it describes. A chart is also left as a page in the
-    directory in which the kernel started, and its description is then left out."""
+    """Return a bundle with a picture of the chart or the drawing that it describes. Both are also left as pages in the
+    directory in which the kernel started; the description of a chart is then left out."""
     found = next((match for mime in data if isinstance(mime, str) and (match := ILLUSTRATED.fullmatch(mime))), None)
     if found is None or not PICTURES.isdisjoint(data):
         return data
@@ -230,12 +230,13 @@ def illustrated(data: dict[str, Any]) -> dict[str, Any]:
     out = dict(data)
     if "png" in made:
         out[SVG_PICTURE if kind == "svg" else "image/png"] = made["png"]
-    if kind == "svg":
-        return out
     page, why = made.get("page"), made.get("why")
     if page is not None:
-        del out[mime]
         out[PAGE] = page
+    if kind == "svg":
+        return out
+    if page is not None:
+        del out[mime]
     parts = (f"chart in {KERNEL.directory}/{page}" if page else "", f"no picture: {why}" if why else "")
     out["text/plain"] = f"[{'; '.join(filter(None, parts))}]"
     return out
@@ -936,7 +937,7 @@ class Kernel:
         self.cancelled = False  # the interrupt cancelled the cell's task
         self.quiet_signals = 0
         self.has_handlers = False  # the user installed signal handlers, which may raise anywhere
-        self.pending_interrupt = False
+        self.pending: BaseException | None = None  # what a handler raised while an event was written
         self.lock = threading.Lock()
         self.writer: int | None = None
         self.queued: deque[bytes] = deque(maxlen=1000)
@@ -996,9 +997,9 @@ class Kernel:
             if old is not None:
                 set_mask(signal.SIG_SETMASK, old)
             self.quiet_signals -= 1
-        if self.pending_interrupt and self.in_cell and threading.current_thread() is threading.main_thread():
-            self.pending_interrupt = False
-            raise KeyboardInterrupt
+        if self.pending is not None and self.in_cell and threading.current_thread() is threading.main_thread():
+            pending, self.pending = self.pending, None
+            raise pending
 
     def write_all(self, line: bytes) -> None:
         if self.evt_identity is None:
@@ -1056,7 +1057,7 @@ class Kernel:
             return
         self.signalled = True
         if self.quiet_signals:
-            self.pending_interrupt = True
+            self.pending = KeyboardInterrupt()
             return
         if self.task is not None and not self.task.done() and idle_in_loop(frame):
             self.cancelled = True
@@ -1095,7 +1096,8 @@ class Kernel:
         started = perf_counter()
         self.n, self.code, self.compiled = n, code, 0
         self.shown, self.shown_figures, self.illustrated = None, [], 0
-        self.signalled = self.cancelled = self.pending_interrupt = False
+        self.signalled = self.cancelled = False
+        self.pending = None
         threads = set(list_threads())
         CELL.set(n)
         follow_pools()
@@ -1364,14 +1366,40 @@ def guard_signals(kernel: Kernel) -> None:
         pass
 
 
-def note_handler(number: Any, handler: Any) -> Any:
+class Handler:
+    """A signal handler of the user. What it raises ends a cell, but never the driver."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.function(number, frame)
+        except BaseException as e:
+            if getpid() != KERNEL.pid or KERNEL.in_cell and KERNEL.writer != get_ident():
+                raise
+            if KERNEL.in_cell:
+                KERNEL.pending = e
+
+
+def users_handler(handler: Any) -> Any:
+    return handler.function if type(handler) is Handler else handler
+
+
+def set_handler(number: Any, handler: Any, /) -> Any:
     """Implement `signal.signal` for the user's code."""
     KERNEL.has_handlers = True
-    return install(number, handler)
+    return users_handler(install(number, Handler(handler) if callable(handler) else handler))
 
 
-note_handler.__name__ = note_handler.__qualname__ = "signal"
-note_handler.__doc__ = install.__doc__
+def get_handler(number: Any, /) -> Any:
+    """Implement `signal.getsignal` for the user's code."""
+    return users_handler(current_handler(number))
+
+
+for own, original in ((set_handler, install), (get_handler, current_handler)):
+    own.__name__ = own.__qualname__ = original.__name__
+    own.__doc__ = original.__doc__
 
 
 def stop_threads(threads: set[threading.Thread]) -> None:
@@ -1442,7 +1470,7 @@ def make_shell() -> Shell:
     shell.note_defaults()
     interactiveshell.warn = quiet_about_exit(interactiveshell.warn)
     warnings.formatwarning = show_warning
-    _signal.signal = note_handler
+    _signal.signal, _signal.getsignal = set_handler, get_handler
     follow_threads()
     sys.argv = [""]
     KERNEL.shell = shell

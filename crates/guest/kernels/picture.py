@@ -1,4 +1,4 @@
-"""This program makes a picture of a chart or a drawing, and a page of a chart.
+"""This program makes a picture and a page of a chart or a drawing.
 
 The Python driver starts it for each, so that an interrupt, a time-out or a lack of memory costs the picture and not the kernel.
 `picture.py KIND DIRECTORY` reads the chart as JSON from standard input (`svg`: the drawing as text) and prints one line of JSON:
@@ -87,6 +87,12 @@ def photograph(page: str, size: tuple[int, ...]) -> bytes:
         return picture.read_bytes()
 
 
+def drawing_page(drawing: str) -> str:
+    """Return a page that shows a drawing, without what precedes it in a file of its own."""
+    root = re.search(r"<svg\b", drawing)
+    return f'<!DOCTYPE html>\n<html><head><meta charset="utf-8"><title>Drawing</title></head><body>\n{drawing[root.start() if root else 0:]}\n</body></html>\n'
+
+
 def with_font(drawing: str) -> str:
     """Give a drawing that names no font one that exists; otherwise its text would not be drawn at all."""
     root = re.search(r"<svg\b[^>]*", drawing)
@@ -96,11 +102,14 @@ def with_font(drawing: str) -> str:
 
 
 def make(kind: str, directory: str, data: bytes, answer: dict[str, str]) -> bytes:
-    """Leave the page, if the kind has one, and return the picture."""
+    """Leave the page and return the picture."""
     if kind == "svg":
         import vl_convert
 
-        return vl_convert.svg_to_png(with_font(data.decode("utf-8")))
+        drawing = with_font(data.decode("utf-8"))
+        drawn = vl_convert.svg_to_png(drawing)  # fails if it is no drawing, which has no page then
+        answer["page"] = leave(directory, drawing_page(drawing))
+        return drawn
     chart = json.loads(data)
     if kind == "plotly":
         answer["page"] = leave(directory, plotly_page(chart))

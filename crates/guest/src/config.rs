@@ -17,6 +17,8 @@ pub struct GuestConfig {
     pub outputs: PathBuf,
     /// Command that starts the transpiler. In a sandbox the guest executes itself again.
     pub transpiler: Vec<String>,
+    /// Command that starts a search, like `transpiler`.
+    pub searcher: Vec<String>,
     /// Time that a guest without a host waits for one.
     pub adoption_grace: Duration,
 }
@@ -30,6 +32,7 @@ impl Default for GuestConfig {
             uploads: "/uploads".into(),
             outputs: "/tmp".into(),
             transpiler: vec!["/proc/self/exe".into(), "transpile".into()],
+            searcher: vec!["/proc/self/exe".into(), "search".into()],
             adoption_grace: Duration::from_secs(600),
         }
     }

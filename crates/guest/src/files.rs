@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use jail::beneath::{self, NewFile};
 use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, Root, SearchQuery};
@@ -15,7 +16,7 @@ use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, 
 use crate::config::GuestConfig;
 use crate::host::{Broken, Host};
 use crate::outputs::Outputs;
-use crate::search::Search;
+use crate::searcher::Searches;
 
 const CHUNK: usize = 64 << 10;
 /// Maximum number of chunks per file and turn of the loop.
@@ -24,8 +25,6 @@ const CHUNKS_PER_TURN: usize = 4;
 const MAX_LISTING: usize = 15 << 20;
 /// Maximum number of line numbers in the reply to an edit.
 const MAX_EDIT_LINES: usize = 10;
-/// Maximum number of searches that are under way or wait. Each of them remembers the entries that it has not visited.
-const MAX_SEARCHES: usize = 8;
 
 pub(crate) struct FileOperations {
     workspace: PathBuf,
@@ -36,8 +35,7 @@ pub(crate) struct FileOperations {
     writing: BTreeMap<u64, Writing>,
     /// Listings that have not begun.
     listing: VecDeque<List>,
-    /// Searches in the order of their arrival; only the first one proceeds.
-    searching: VecDeque<Search>,
+    pub searches: Searches,
 }
 
 /// Part of a file to read, and the maximum size of the whole file.
@@ -106,13 +104,13 @@ impl FileOperations {
             reading: BTreeMap::new(),
             writing: BTreeMap::new(),
             listing: VecDeque::new(),
-            searching: VecDeque::new(),
+            searches: Searches::new(config.searcher.clone()),
         }
     }
 
     /// Returns whether there is something to send.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.reading.is_empty() || !self.listing.is_empty() || !self.searching.is_empty()
+        !self.reading.is_empty() || !self.listing.is_empty()
     }
 
     /// Drops all operations because the host is gone. No half-written file remains.
@@ -120,7 +118,7 @@ impl FileOperations {
         self.reading.clear();
         self.writing.clear();
         self.listing.clear();
-        self.searching.clear();
+        self.searches.forget();
     }
 
     // ---- writing
@@ -149,9 +147,10 @@ impl FileOperations {
         }
     }
 
-    /// Drops the file that this call writes, and leaves nothing of it.
+    /// Drops the file that this call writes, and leaves nothing of it, or ends its search.
     pub(crate) fn abort(&mut self, call: u64) {
         self.writing.remove(&call);
+        self.searches.abort(call);
     }
 
     /// Writes bytes of a file. After a failure, the remaining bytes of the file are ignored.
@@ -281,27 +280,18 @@ impl FileOperations {
         {
             self.list_now(&list, host);
         }
-        if let Some(found) = self.searching.front_mut().and_then(Search::advance) {
-            let call = self.searching.pop_front().map(|search| search.call);
-            host.send(call.unwrap_or_default(), &FromGuest::Found { found });
-        }
     }
 
     // ---- searching
 
-    /// Queues a search, which proceeds between the other work of the loop.
+    /// Starts a search, which proceeds beside the loop.
     pub(crate) fn search(&mut self, call: u64, root: Root, path: &str, query: &SearchQuery, host: &mut Host) {
         let begun = self.resolve(root, path).and_then(|resolved| match resolved {
-            _ if self.searching.len() >= MAX_SEARCHES => {
-                let message = format!("{MAX_SEARCHES} searches are under way already");
-                Err(FileFailure { failure: GuestFailure::Busy, message })
-            }
-            ResolvedPath::Beneath(root, path) => Search::begin(call, root, path, query),
+            ResolvedPath::Beneath(root, path) => self.searches.begin(call, root, path, query, Instant::now()),
             ResolvedPath::Outputs => Err(FileFailure::path("kept output cannot be searched".into())),
         });
-        match begun {
-            Ok(search) => self.searching.push_back(search),
-            Err(failure) => failure.send(call, host),
+        if let Err(failure) = begun {
+            failure.send(call, host);
         }
     }
 
@@ -435,7 +425,13 @@ impl FileFailure {
     }
 
     pub(crate) fn send(self, call: u64, host: &mut Host) {
-        host.send(call, &FromGuest::Failed { failure: self.failure, message: self.message });
+        host.send(call, &self.into());
+    }
+}
+
+impl From<FileFailure> for FromGuest {
+    fn from(failed: FileFailure) -> Self {
+        Self::Failed { failure: failed.failure, message: failed.message }
     }
 }
 
@@ -445,7 +441,8 @@ impl From<beneath::BeneathError> for FileFailure {
             beneath::BeneathError::NotFound { .. } => GuestFailure::NotFound,
             beneath::BeneathError::InvalidPath { .. } => GuestFailure::InvalidPath,
             beneath::BeneathError::NoSpace { .. } => GuestFailure::NoSpace,
-            beneath::BeneathError::DiskFull { .. } | beneath::BeneathError::Damaged { .. } => GuestFailure::Io,
+            beneath::BeneathError::DiskFull { .. } => GuestFailure::DiskFull,
+            beneath::BeneathError::Damaged { .. } => GuestFailure::Io,
             beneath::BeneathError::Io { source, .. } => return Self::io(format!("{error}: {source}")),
         };
         Self { failure, message: error.to_string() }

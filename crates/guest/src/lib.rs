@@ -20,6 +20,7 @@ mod output;
 mod outputs;
 mod process;
 mod search;
+mod searcher;
 mod server;
 mod transpile;
 mod transpiler;
@@ -30,6 +31,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 pub use config::GuestConfig;
+pub use search::serve as serve_search;
 pub use transpile::serve as serve_transpiler;
 
 /// Serves one connection in the calling thread until it closes. Kernels and commands end with it.

@@ -3,6 +3,8 @@
 //!
 //! `sandpool-guest browser` runs the browser driver on the socket at descriptor 3.
 //!
+//! `sandpool-guest search REQUEST` runs a search beneath the directory at descriptor 3.
+//!
 //! `sandpool-guest transpile` runs the transpiler on standard input and output.
 
 use std::fs::File;
@@ -35,13 +37,14 @@ fn run() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let config = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["transpile"] => return transpile(),
+        ["search", request] => return search(request),
         ["browser"] => return browse(),
         [] => GuestConfig::default(),
         ["--grace", seconds] => {
             let seconds = seconds.parse().map_err(|_| format!("`{seconds}` is not a number of seconds"))?;
             GuestConfig { adoption_grace: Duration::from_secs(seconds), ..GuestConfig::default() }
         }
-        _ => return Err("usage: sandpool-guest [--grace SECONDS | browser | transpile]".into()),
+        _ => return Err("usage: sandpool-guest [--grace SECONDS | browser | search REQUEST | transpile]".into()),
     };
     let listener = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
     let forks = jail::inherited::take_fd(FORKS).ok();
@@ -57,6 +60,12 @@ fn browse() -> Result<(), String> {
     let _leash = jail::inherited::take_fd(LEASH);
     let channel = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
     browser::serve(channel.into()).map_err(|error| error.to_string())
+}
+
+/// Runs one search. Descriptor 3 is the directory here.
+fn search(request: &str) -> Result<(), String> {
+    let root = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no directory at descriptor 3: {error}"))?;
+    guest::serve_search(root, request, std::io::stdout()).map_err(|error| error.to_string())
 }
 
 fn transpile() -> Result<(), String> {

@@ -1,23 +1,25 @@
-//! This module searches names and lines of files beneath a directory, in short steps between the other work of the loop.
+//! This module searches names and lines of files beneath a directory. It runs in a child process (`searcher`), because
+//! a pattern and a tree that hostile code chose can keep a processor busy for seconds.
 //!
 //! The number of files, the bytes read, the time and the size of the result are bounded. The regular expressions need a
 //! time that is linear in the text, and their size is bounded too.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jail::beneath::{DirEntry, EntryKind, Root};
-use proto::{FoundLine, FoundLines, GuestFailure, SearchBound, SearchQuery};
+use proto::{FoundLine, FoundLines, FromGuest, GuestFailure, SearchBound, SearchQuery};
 use regex::bytes::{Regex, RegexBuilder};
 
 use crate::files::FileFailure;
 
 /// Directories that are left out below the searched one, because they hold what tools made or fetched.
 const LEFT_OUT: &[&str] = &[".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".packages"];
-/// Time that a search may take in one turn of the loop.
-const STEP: Duration = Duration::from_millis(5);
 /// Maximum number of files and directories that a search visits.
 const MAX_VISITED: usize = 100_000;
 /// Maximum number of bytes that a search reads, and of one file.
@@ -30,11 +32,41 @@ const MAX_LINE: usize = 16 << 10;
 const SHOWN: usize = 240;
 const SHOWN_BEFORE: usize = 60;
 /// Maximum length of a pattern, and of the automaton made from it.
-const MAX_PATTERN: usize = 4096;
+pub(crate) const MAX_PATTERN: usize = 4096;
 const MAX_AUTOMATON: usize = 1 << 20;
 
-pub(crate) struct Search {
-    pub call: u64,
+/// Runs the search that `request` describes beneath the directory `root`, and writes the reply.
+pub fn serve(root: OwnedFd, request: &str, mut output: impl Write) -> io::Result<()> {
+    let (path, query) = serde_json::from_str(request)?;
+    output.write_all(&serde_json::to_vec(&reply(root.into(), path, query))?)
+}
+
+/// Searches in a thread, so that the time is kept even where one step takes long. What was found until then is returned.
+fn reply(root: Root, path: PathBuf, query: SearchQuery) -> FromGuest {
+    let until = Instant::now() + Duration::from_millis(query.after_ms);
+    let found = Arc::new(Mutex::new(FoundLines::default()));
+    let (sender, ended) = mpsc::channel();
+    let shared = found.clone();
+    let search = move || sender.send(Search::begin(root, path, &query, until, shared).map(Search::run));
+    if let Err(error) = std::thread::Builder::new().spawn(search) {
+        return FileFailure::io(format!("the search does not start: {error}")).into();
+    }
+    let ended = ended.recv_timeout(until.saturating_duration_since(Instant::now()));
+    let mut found = std::mem::take(&mut *lock(&found));
+    match ended {
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => return failure.into(),
+        Err(RecvTimeoutError::Timeout) => drop(found.stopped.get_or_insert(SearchBound::Time)),
+        Err(RecvTimeoutError::Disconnected) => return FileFailure::io("the search failed".into()).into(),
+    }
+    FromGuest::Found { found }
+}
+
+fn lock(found: &Mutex<FoundLines>) -> MutexGuard<'_, FoundLines> {
+    found.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Search {
     root: Root,
     /// Directory that is searched, below `root`.
     top: PathBuf,
@@ -51,7 +83,8 @@ pub(crate) struct Search {
     until: Instant,
     max_lines: usize,
     room: usize,
-    found: FoundLines,
+    /// What was found so far. The main thread takes it when the time is over.
+    found: Arc<Mutex<FoundLines>>,
 }
 
 /// A file of which a part was searched.
@@ -75,7 +108,13 @@ impl Scan {
 }
 
 impl Search {
-    pub(crate) fn begin(call: u64, root: Root, path: &Path, query: &SearchQuery) -> Result<Self, FileFailure> {
+    fn begin(
+        root: Root,
+        top: PathBuf,
+        query: &SearchQuery,
+        until: Instant,
+        found: Arc<Mutex<FoundLines>>,
+    ) -> Result<Self, FileFailure> {
         let names = match &query.glob {
             Some(glob) => Some((compile(&glob_to_regex(glob)?, "glob")?, glob.contains('/'))),
             None => None,
@@ -86,9 +125,8 @@ impl Search {
             None => None,
         };
         let mut search = Self {
-            call,
             root,
-            top: path.to_owned(),
+            top,
             names,
             text,
             ahead: Vec::new(),
@@ -96,45 +134,51 @@ impl Search {
             visited: 0,
             is_cut: false,
             bytes_read: 0,
-            until: Instant::now() + Duration::from_millis(query.after_ms),
+            until,
             max_lines: query.max_lines as usize,
             room: query.max_bytes as usize,
-            found: FoundLines::default(),
+            found,
         };
         // A directory that cannot be opened fails the search here; one below it is left out.
         let Err(failure) = search.open(Path::new("")) else { return Ok(search) };
-        let file = search.root.read_file(path).ok().filter(|_| search.text.is_some()).ok_or(failure)?;
-        search.found.files = 1;
+        let file = search.root.read_file(&search.top).ok().filter(|_| search.text.is_some()).ok_or(failure)?;
+        search.found().files = 1;
         search.scan = Some(Scan::new(PathBuf::new(), file));
         Ok(search)
     }
 
-    /// Continues for a short time. Returns the result once the search has ended.
-    pub(crate) fn advance(&mut self) -> Option<FoundLines> {
-        let step = Instant::now() + STEP;
+    fn found(&self) -> MutexGuard<'_, FoundLines> {
+        lock(&self.found)
+    }
+
+    /// Searches until everything was visited or a bound is reached.
+    fn run(mut self) {
         loop {
-            let now = Instant::now();
-            if now >= self.until {
-                self.found.stopped.get_or_insert(SearchBound::Time);
+            if Instant::now() >= self.until {
+                self.stop(SearchBound::Time);
             } else if self.visited >= MAX_VISITED || self.bytes_read >= MAX_READ {
-                self.found.stopped.get_or_insert(SearchBound::Size);
+                self.stop(SearchBound::Size);
             }
-            if self.found.stopped.is_some() || !self.go_on(step) {
-                if self.is_cut {
-                    self.found.stopped.get_or_insert(SearchBound::Size);
-                }
-                return Some(std::mem::take(&mut self.found));
+            if self.found().stopped.is_some() {
+                return;
             }
-            if now >= step {
-                return None;
+            if !self.go_on() {
+                break;
             }
+        }
+        if self.is_cut {
+            self.stop(SearchBound::Size);
         }
     }
 
+    fn stop(&self, bound: SearchBound) {
+        self.found().stopped.get_or_insert(bound);
+    }
+
     /// Searches more of a file or visits the next entry. Returns false at the end.
-    fn go_on(&mut self, step: Instant) -> bool {
+    fn go_on(&mut self) -> bool {
         if let Some(scan) = self.scan.take() {
-            self.scan_on(scan, step);
+            self.scan_on(scan);
             return true;
         }
         let Some(entry) = self.ahead.pop() else { return false };
@@ -169,32 +213,33 @@ impl Search {
 
     fn visit(&mut self, entry: DirEntry) {
         if self.text.is_none() {
-            self.found.files += 1;
+            self.found().files += 1;
             return self.add(&entry.path, 0, "");
         }
         if entry.size > MAX_FILE {
-            self.found.skipped += 1;
+            self.found().skipped += 1;
             return;
         }
         match self.root.read_file(self.top.join(&entry.path)) {
             Ok(file) => {
-                self.found.files += 1;
+                self.found().files += 1;
                 self.scan = Some(Scan::new(entry.path, file));
             }
-            Err(_) => self.found.skipped += 1,
+            Err(_) => self.found().skipped += 1,
         }
     }
 
-    /// Searches lines of the file until the time is over or nothing is left of what was read. Then the next block is read.
-    fn scan_on(&mut self, mut scan: Scan, step: Instant) {
-        if !scan.is_ended && next_piece(&scan.buffer, false).is_none() && !self.read_block(&mut scan) {
-            self.found.files -= 1;
-            self.found.skipped += 1;
+    /// Reads the next block of the file and searches its lines.
+    fn scan_on(&mut self, mut scan: Scan) {
+        if !self.read_block(&mut scan) {
+            let mut found = self.found();
+            found.files -= 1;
+            found.skipped += 1;
             return;
         }
         let mut rest = scan.buffer.as_slice();
         let (mut line, mut is_found) = (scan.line, scan.line_found);
-        while let Some((piece, is_line)) = next_piece(rest, scan.is_ended).filter(|_| self.found.stopped.is_none()) {
+        while let Some((piece, is_line)) = next_piece(rest, scan.is_ended).filter(|_| self.found().stopped.is_none()) {
             if !is_found {
                 is_found = self.search_piece(&scan.path, line, &rest[..piece]);
             }
@@ -202,11 +247,8 @@ impl Search {
                 (line, is_found) = (line + 1, false);
             }
             rest = &rest[piece + usize::from(is_line)..];
-            if Instant::now() >= step {
-                break;
-            }
         }
-        if !(scan.is_ended && rest.is_empty()) {
+        if !scan.is_ended {
             let buffer = rest.to_vec();
             self.scan = Some(Scan { buffer, line, line_found: is_found, ..scan });
         }
@@ -237,12 +279,11 @@ impl Search {
     fn add(&mut self, path: &Path, line: u64, text: &str) {
         let path = path.to_string_lossy().into_owned();
         let needed = path.len() + text.len() + 16;
-        if self.found.lines.len() >= self.max_lines || needed > self.room {
-            self.found.stopped = Some(SearchBound::Results);
-            return;
+        if needed > self.room || self.found().lines.len() >= self.max_lines {
+            return self.stop(SearchBound::Results);
         }
         self.room -= needed;
-        self.found.lines.push(FoundLine { path, line, text: text.to_owned() });
+        self.found().lines.push(FoundLine { path, line, text: text.to_owned() });
     }
 }
 

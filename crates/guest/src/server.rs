@@ -43,6 +43,7 @@ enum PollSource {
     KernelRequests(KernelId),
     JobOutput(JobId, Stream),
     Browser,
+    SearchReply(u64),
     /// The replies of the transpiler. They are handled in each turn of the loop; this source only wakes it up.
     TranspilerReplies,
     TranspilerRequests,
@@ -176,6 +177,9 @@ impl Server {
                 watch(PollSource::Browser, fd, if read { PollFlags::IN | write } else { write });
             }
         }
+        for (call, fd) in self.files.searches.fds().filter(|_| read) {
+            watch(PollSource::SearchReply(call), fd, PollFlags::IN);
+        }
         if let Some(fd) = self.transpiler.replies_fd() {
             watch(PollSource::TranspilerReplies, fd, PollFlags::IN);
         }
@@ -199,7 +203,7 @@ impl Server {
         let jobs = self.jobs.values().filter_map(Job::wake_at);
         let alone = self.alone_since.map(|since| since + self.config.adoption_grace);
         let browser = self.browser.as_ref().and_then(BrowserDriver::wake_at);
-        let others = [alone, browser, self.transpiler.wake_at(), self.outputs.wake_at()];
+        let others = [alone, browser, self.transpiler.wake_at(), self.files.searches.wake_at(), self.outputs.wake_at()];
         kernels.chain(jobs).chain(others.into_iter().flatten()).min()
     }
 
@@ -248,6 +252,7 @@ impl Server {
                         }
                     }
                 }
+                PollSource::SearchReply(call) => self.files.searches.read(call, &mut self.host),
                 PollSource::TranspilerReplies => self.transpiler.note_reply(),
                 PollSource::TranspilerRequests => self.transpiler.write_requests(),
             }
@@ -278,6 +283,7 @@ impl Server {
         if let Some(browser) = &mut self.browser {
             browser.tick(now, &mut self.host);
         }
+        self.files.searches.tick(now, &mut self.host);
         self.outputs.tick(now);
         let abandoned = self.alone_since.is_some_and(|since| now >= since + self.config.adoption_grace);
         if abandoned { Flow::End } else { Flow::On }
@@ -305,7 +311,8 @@ impl Server {
         let kernels = self.kernels.values_mut().map(Kernel::process_mut);
         let jobs = self.jobs.values_mut().map(Job::process_mut);
         let browser = self.browser.as_mut().map(BrowserDriver::process_mut);
-        let mut children = kernels.chain(jobs).chain(browser).chain(self.transpiler.process_mut());
+        let searches = self.files.searches.processes_mut();
+        let mut children = kernels.chain(jobs).chain(browser).chain(searches).chain(self.transpiler.process_mut());
         children.find(|child| child.pid() == pid).map(|child| child.reaped(status)).is_some()
     }
 

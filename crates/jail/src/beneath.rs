@@ -180,6 +180,18 @@ impl Root {
     }
 }
 
+impl From<OwnedFd> for Root {
+    fn from(directory: OwnedFd) -> Self {
+        Self(directory)
+    }
+}
+
+impl From<Root> for OwnedFd {
+    fn from(root: Root) -> Self {
+        root.0
+    }
+}
+
 impl AsFd for Root {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -64,6 +64,8 @@ impl DiskRoom {
 
 /// Space above the floor that a new sandbox needs: the tables of its file system, and a little more.
 const NEWCOMER: u64 = 16 << 20;
+/// Space that a volume needs when a sandbox gets it, so that programs start in it and write their first files.
+const FIRST_SHARE: u64 = 4 << 20;
 /// Space that suffices for a new volume, so that the other volumes need not be examined first.
 const PLENTY: u64 = 64 << 20;
 /// Smallest increase of a volume's space that is worth a write.
@@ -153,10 +155,25 @@ impl Budget {
         if self.unbacked > 0 {
             return Err("the server's disk is full: it has no room for the files that another volume may have".into());
         }
-        if self.ample || self.volumes.get(&device).is_some_and(|volume| volume.reserved.is_some()) {
+        if self.ample {
             return Ok(());
         }
-        Err("the server's disk cannot hold all volumes, and this kernel does not let them be bounded".into())
+        let Some((volume, reserved)) = self.volumes.get(&device).and_then(|volume| Some((volume, volume.reserved?)))
+        else {
+            return Err(
+                "the server's disk cannot hold all volumes, and this kernel does not let them be bounded".into()
+            );
+        };
+        let free = volume.free(device).unwrap_or(0);
+        match (has_room(free, reserved, volume.default_reservation()), DiskRoom::of(&self.dir, self.keep)) {
+            // What other servers were promised and do not use, they give back at their next check.
+            (false, Ok(room)) if room.above_floor() < PLENTY * self.volumes.len() as u64 => Err(format!(
+                "the server's disk is full: {} MB are free, other sandboxes may use the rest, and {} MB have to stay free",
+                room.free >> 20,
+                room.keep >> 20
+            )),
+            (_, _) => Ok(()),
+        }
     }
 
     /// Removes a volume to which nothing can write any more.
@@ -308,6 +325,12 @@ impl Volume {
     }
 }
 
+/// Returns whether code can use enough of the free bytes of a volume, of which some are reserved. A volume that is full
+/// of its own files, with only `usual` reserved, has room: its code may delete them.
+fn has_room(free: u64, reserved: u64, usual: u64) -> bool {
+    free.saturating_sub(reserved) >= FIRST_SHARE.min(free.saturating_sub(usual))
+}
+
 const BLOCK: u64 = 4096;
 /// Size of an inode in its table.
 const INODE: u64 = 256;
@@ -456,6 +479,17 @@ mod tests {
         }
         assert_eq!(counted_tables(100, 50, 1000), 100, "while there is room they do not need the floor");
         assert_eq!(counted_tables(100, 50, 200), 50);
+    }
+
+    #[test]
+    fn a_volume_that_the_disk_cannot_back_has_no_room_for_a_sandbox() {
+        const MB: u64 = 1 << 20;
+        assert!(has_room(1000 * MB, 996 * MB, 16 * MB));
+        assert!(!has_room(1000 * MB, 997 * MB, 16 * MB));
+        assert!(!has_room(1000 * MB, 1000 * MB, 16 * MB));
+        // What a volume lacks because of its own files is no reason.
+        assert!(has_room(17 * MB, 16 * MB, 16 * MB));
+        assert!(has_room(10 * MB, 16 * MB, 16 * MB));
     }
 
     #[test]

@@ -114,7 +114,8 @@ pub enum ToGuest {
         keep_over: Option<u64>,
     },
     /// Interrupts the `Run` or `Exec` call with this number and kills it after its grace time. This message has no
-    /// reply: the interrupted call ends with `Cancelled`. It also ends a `StreamFile` call.
+    /// reply: the interrupted call ends with `Cancelled`. It also ends a `StreamFile` or `SearchFiles` call, which then
+    /// has no reply.
     Interrupt,
     /// Writes a file, creating missing directories. The host sends `size` bytes in `File` frames of the same call. The
     /// guest replies with `Written` or `Failed`. `Failed` may arrive before all bytes were sent; the guest then ignores
@@ -350,6 +351,8 @@ pub enum GuestFailure {
     NotFound,
     TooLarge,
     NoSpace,
+    /// The server's disk, on which the volume lies, is full, although the volume is not.
+    DiskFull,
     /// The kernel does not exist, is busy, or could not be started.
     Kernel,
     /// The maximum number of commands, or of searches, is already running.

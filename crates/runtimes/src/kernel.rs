@@ -20,6 +20,8 @@ const DRIVERS: &str = "/opt/sandpool";
 /// Name of Python's environment inside the sandbox: a link to its directory, whose own path may contain the name of the
 /// user. The interpreter is started by this name, so tracebacks show it.
 const PYTHON: &str = "/opt/sandpool/runtime";
+/// Name of the npm packages inside the sandbox. Node resolves it, and the driver shows it in tracebacks.
+const NPM: &str = "/opt/sandpool/npm";
 /// Name of the packages inside the sandbox that the operator added.
 const ADDED: &str = "/opt/sandpool/added";
 
@@ -57,7 +59,9 @@ impl Prepared {
         let browser = browser.map(|browser| browser.command(self.python.fontconfig()));
         let added = self.python.added.as_ref().map(|added| (PathBuf::from(ADDED), added.dir.clone()));
         let unpinned = added.iter().flat_map(|(link, dir)| [link.clone(), dir.clone()]).collect();
-        let links = [(PathBuf::from(PYTHON), self.python.base.dir.clone())].into_iter().chain(added).collect();
+        let npm = self.node_packages().map(|packages| (PathBuf::from(NPM), packages.dir.clone()));
+        let python_link = (PathBuf::from(PYTHON), self.python.base.dir.clone());
+        let links = [python_link].into_iter().chain(npm).chain(added).collect();
         Runtimes { python, node, browser, files, links, unpinned }
     }
 
@@ -77,7 +81,7 @@ impl Prepared {
         let installed = Path::new(PACKAGES).join("bin");
         let python_bin = Path::new(PYTHON).join("bin");
         let added_bin = self.python.added.as_ref().map(|_| Path::new(ADDED).join("bin"));
-        let node_bin = self.node_packages().map(|packages| packages.dir.join("node_modules/.bin"));
+        let node_bin = self.node_packages().map(|_| Path::new(NPM).join("node_modules/.bin"));
         let bins = [Some(installed), Some(python_bin), added_bin, node.and_then(Path::parent).map(Path::to_owned)];
         let mut path: Vec<String> = bins.iter().chain([&node_bin]).flatten().map(|dir| text(dir)).collect();
         path.extend(["/usr/local/bin", "/usr/bin", "/bin"].map(String::from));
@@ -104,7 +108,7 @@ impl Prepared {
         let added = self.python.added_site(Path::new(ADDED)).map(|site| ("SANDPOOL_ADDED".into(), text(&site)));
         let chromium = browser.map(|browser| ("SANDPOOL_CHROMIUM".into(), text(&browser.program)));
         env.extend(added.into_iter().chain(chromium));
-        env.extend(installs(self.node_packages()).map(|(name, value)| (name.into(), value)));
+        env.extend(installs(self.node_packages().is_some()).map(|(name, value)| (name.into(), value)));
         for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
             env.insert(name.into(), threads.to_string());
         }
@@ -136,9 +140,9 @@ pub(crate) fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathB
 /// Makes `pip install` and `npm install -g` write where the sandbox may write, and makes the result importable. Caches
 /// are off because they would only take disk space of the sandbox; hints about new versions are off because they are of
 /// no use here.
-fn installs(node_packages: Option<&Runtime>) -> [(&'static str, String); 13] {
+fn installs(has_node_packages: bool) -> [(&'static str, String); 13] {
     let own = format!("{PACKAGES}/lib/node_modules");
-    let pinned = node_packages.map(|packages| format!(":{}", packages.dir.join("node_modules").display()));
+    let pinned = has_node_packages.then(|| format!(":{NPM}/node_modules"));
     [
         ("SANDPOOL_PACKAGES", PACKAGES.into()),
         ("PYTHONPATH", format!("{DRIVERS}/python")),

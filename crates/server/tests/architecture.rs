@@ -8,7 +8,7 @@ use std::process::Command;
 const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-proto", &[]),
     ("sandpool-jail", &[]),
-    ("sandpool-browser", &["sandpool-proto"]),
+    ("sandpool-browser", &["sandpool-proto", "sandpool-text"]),
     ("sandpool-egress", &[]),
     ("sandpool-guest", &["sandpool-browser", "sandpool-jail", "sandpool-proto"]),
     ("sandpool-zygote", &["sandpool-jail"]),

@@ -1,4 +1,4 @@
-//! Pure functions that write text in the same way everywhere: shortened text, hex digits, times.
+//! Pure functions that write text in the same way everywhere: shortened text, hex digits, escapes of addresses, times.
 #![warn(unreachable_pub)]
 
 use std::borrow::Cow;
@@ -43,4 +43,45 @@ pub fn hex(bytes: &[u8]) -> String {
         let _ = write!(digits, "{byte:02x}");
         digits
     })
+}
+
+/// Decodes the percent escapes of an address. A `%` that begins no escape stays as it is. Returns `None` for bytes that are
+/// not UTF-8.
+pub fn percent_decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let digits = part.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                bytes.extend_from_slice(&part.as_bytes()[2..]);
+            }
+            None => {
+                bytes.push(b'%');
+                bytes.extend_from_slice(part.as_bytes());
+            }
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_decoded_once_and_other_signs_stay() {
+        for (text, decoded) in [
+            ("", Some("")),
+            ("a%20b", Some("a b")),
+            ("%E6%8A%A5%zz%4", Some("报%zz%4")),
+            ("%2541", Some("%41")),
+            ("%", Some("%")),
+            ("%+1%é", Some("%+1%é")),
+            ("%ff", None),
+        ] {
+            assert_eq!(percent_decoded(text).as_deref(), decoded, "{text}");
+        }
+    }
 }

@@ -89,7 +89,7 @@ fn answer(error: &EngineError) -> Answer {
         | E::InvalidPattern(why)
         | E::InUse(why) => ("INVALID_PARAMS", why.clone()),
         E::Cancelled => ("CANCELLED", "Cancelled by the client".into()),
-        E::Sandbox(why) => ("SANDBOX_FAILED", format!("The sandbox failed: {why}")),
+        E::Sandbox(why) | E::HostDiskFull(why) => ("SANDBOX_FAILED", format!("The sandbox failed: {why}")),
     };
     failure(code, &message)
 }

@@ -183,7 +183,9 @@ fn sentence(error: &EngineError) -> String {
         E::NoSpace { .. } => format!("No space is left in the conversation's {DATA}; delete files with code first."),
         E::InvalidPath { path, why } => format!("The file name {} is refused: {why}.", shown(path)),
         E::Cancelled => "Cancelled by the client.".into(),
-        E::Sandbox(why) | E::CreateFailed(why) => format!("The sandbox failed: {why}. Try again."),
+        E::Sandbox(why) | E::HostDiskFull(why) | E::CreateFailed(why) => {
+            format!("The sandbox failed: {why}. Try again.")
+        }
         other => format!("The call failed: {other}."),
     }
 }

@@ -154,24 +154,12 @@ fn workspace_file(url: &str) -> Option<String> {
     if let Some(path) = url.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("file://")).map(|_| &url[7..]) {
         let path = path.strip_prefix("localhost").unwrap_or(path);
         let path = path.split(['?', '#']).next().unwrap_or_default();
-        return unescaped(path).filter(|path| is_below(path));
+        return text::percent_decoded(path).filter(|path| is_below(path));
     }
     let lower = url.to_ascii_lowercase();
     let is_page = lower.ends_with(".html") || lower.ends_with(".htm");
     let is_relative = is_page && !url.starts_with('/') && !url.contains(':');
     (is_below(url) || is_relative).then(|| url.to_owned())
-}
-
-/// Returns the path of a `file:` address, or `None` if it is not UTF-8.
-fn unescaped(path: &str) -> Option<String> {
-    let mut parts = path.split('%');
-    let mut bytes: Vec<u8> = parts.next().unwrap_or_default().into();
-    for part in parts {
-        let digits = part.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    String::from_utf8(bytes).ok()
 }
 
 pub(super) fn act(mut args: ActArgs, options: &Options) -> Lowering {

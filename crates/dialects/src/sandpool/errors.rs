@@ -117,6 +117,11 @@ pub(super) fn sentence(error: &EngineError) -> String {
             shown(path)
         ),
         E::NoSpace { disk_bytes } => format!("No space is left. {}", disk_full(*disk_bytes)),
+        E::HostDiskFull(_) => {
+            "No space is left on the server's disk, although the context's has room: delete files, end \
+                               contexts with stop_context, or ask the operator of this server for space."
+                .into()
+        }
         E::Cancelled => "Cancelled by the client.".into(),
         E::Sandbox(why) => format!(
             "The sandbox failed: {why}. Whether variables were kept is unknown: try again, or make a new context with \

@@ -93,7 +93,7 @@ pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
             },
         ),
         E::StopFailed(why) => (format!("the sandbox could not be destroyed: {why}"), again()),
-        E::Sandbox(why) => (
+        E::Sandbox(why) | E::HostDiskFull(why) => (
             format!("the sandbox failed: {why}"),
             format!("call {} again, or sandbox_create for a new sandbox", input.tool),
         ),

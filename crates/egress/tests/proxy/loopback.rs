@@ -30,11 +30,45 @@ async fn a_request_arrives_as_one_of_the_hosts_own_browser() {
             "GET /a HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: {local}\r\nReferer: {local}/form?x={own}\r\n\r\n"
         )]
     );
-    // What another page causes still says so.
-    place
-        .ask(&format!("POST {own}/b HTTP/1.1\r\nHost: x\r\nOrigin: https://evil.test\r\nContent-Length: 0\r\n\r\n"))
-        .await;
-    assert!(heard.texts()[1].contains("Origin: https://evil.test\r\n"), "{:?}", heard.texts());
+}
+
+#[tokio::test]
+async fn a_page_of_another_site_cannot_use_the_port() {
+    let (port, heard) = host(HELLO).await;
+    let place = Place::with(allow(&[&format!("host:{port}")]));
+    let ask = async |headers: &str| {
+        let request = format!("GET http://{HOST_NAME}:{port}/a HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
+        place.ask(&request).await.status
+    };
+    for foreign in [
+        "Origin: https://evil.test\r\n",
+        "Origin: null\r\n",
+        "Origin: http://host.sandpool.internal.evil.test\r\n",
+        "Referer: https://evil.test/host.sandpool.internal\r\n",
+        "Referer: http://host.sandpool.internal@evil.test/\r\n",
+        "Origin: http://host.sandpool.internal\r\nReferer: http://evil.test/\r\n",
+        "Origin: http://host.sandpool.internal\r\nOrigin: http://evil.test\r\n",
+        "Sec-Fetch-Site: cross-site\r\n",
+    ] {
+        assert_eq!(ask(foreign).await, 403, "{foreign}");
+    }
+    // In a tunnel, too.
+    let target = format!("{HOST_NAME}:{port}");
+    let mut client = place.client().await;
+    assert_eq!(connect(&mut client, &target).await, 200);
+    client.send(format!("GET / HTTP/1.1\r\nHost: {target}\r\nOrigin: https://evil.test\r\n\r\n")).await;
+    assert_eq!(client.answer().await.status, 403);
+    assert_eq!(heard.texts().concat(), "");
+    for own in [
+        "",
+        "Sec-Fetch-Site: none\r\n",
+        "Sec-Fetch-Site: same-origin\r\n",
+        "Origin: http://host.sandpool.internal:5173\r\nSec-Fetch-Site: same-site\r\n",
+        "Origin: http://localhost:5173\r\nSec-Fetch-Site: cross-site\r\n",
+        "Referer: http://127.0.0.1:8000/index.html\r\n",
+    ] {
+        assert_eq!(ask(own).await, 200, "{own}");
+    }
 }
 
 #[tokio::test]

@@ -62,6 +62,9 @@ pub enum EngineError {
     FileTooLarge { path: String, limit: u64 },
     #[error("no space left in the sandbox's quota")]
     NoSpace { disk_bytes: u64 },
+    /// The disk of the server is full, although that of the sandbox is not.
+    #[error("the sandbox failed: {0}")]
+    HostDiskFull(String),
     #[error("cancelled")]
     Cancelled,
     #[error("shutting down")]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proto::{FoundLine, FoundLines, FromGuest, SearchBound, SearchQuery, ToGuest};
 
 use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
+use crate::guest::GuestLost;
 use crate::op::{Call, EngineError, FileOwner, Outcome, Search};
 
 /// Time that a search may take in the guest.
@@ -23,6 +24,7 @@ impl OpContext {
         let limit = self.inner.config.max_file_bytes;
         check_path(&path)?;
         let access = self.file_access(call, owner).await?;
+        let cancel = call.cancel.clone();
         let searching = async move {
             let Search { glob, text, regex, max_bytes } = search;
             let query = SearchQuery {
@@ -34,8 +36,17 @@ impl OpContext {
                 after_ms: SEARCH_TIME.as_millis() as u64,
             };
             let request = ToGuest::SearchFiles { root: access.root, path: path.clone(), query };
-            let reply = access.sandbox.guest.ask(&request, FILE_WAIT).await;
-            match reply.map_err(|lost| EngineError::Sandbox(lost.0))? {
+            let lost = |lost: GuestLost| EngineError::Sandbox(lost.0);
+            let mut pending = access.sandbox.guest.call(&request).await.map_err(lost)?;
+            let interrupt = pending.interrupt();
+            let reply = tokio::select! {
+                reply = pending.only_reply(FILE_WAIT) => reply.map_err(lost)?,
+                () = cancel.cancelled() => {
+                    interrupt.await.map_err(lost)?;
+                    return Err(EngineError::Cancelled);
+                }
+            };
+            match reply {
                 FromGuest::Found { found } => Ok(Outcome::Found(bounded(found, max_bytes))),
                 other => Err(file_error(&path, limit, other, &access.sandbox)),
             }

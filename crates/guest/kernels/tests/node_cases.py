@@ -213,6 +213,11 @@ FIRST_CELLS = [
         files={"shared/node_modules/far/package.json": json.dumps({"name": "far", "exports": {".": {"import": "./e.mjs", "require": "./c.cjs"}, "./*": "./*"}}),
                "shared/node_modules/far/e.mjs": "export const kind = 'esm'", "shared/node_modules/far/more.mjs": "export const more = 2",
                "shared/node_modules/far/broken.mjs": "throw new Error('it is broken')"}, fresh=True),
+    Case("files of shared packages have the names of NODE_PATH in tracebacks", [
+        Cell("require('fs').symlinkSync('secret', 'shown')\nprocess.env.NODE_PATH = `${process.cwd()}/shown/node_modules`; require('module')._initPaths(); 0", result="0"),
+        Cell("require('thrower')()", status="error", error=lambda e: "/shown/node_modules/thrower/index.js:1:" in e and "secret" not in e),
+        Cell("require('thrower/none')", status="error", error=lambda e: "secret" not in e)],
+        files={"secret/node_modules/thrower/index.js": "module.exports = () => { throw new Error('inside') }"}, fresh=True),
     Case("the first cell imports", [Cell("(await __hold(__import('node:os'))).EOL", result="'\\n'"), Cell("process.emitWarning('mine'); " + TURN, err=has("Warning: mine"))], fresh=True),
     Case("the first cell changes all", [Cell("process.stdout._handle.writeUtf8String = () => 0; Object.defineProperty(globalThis, '_', { value: 1 }); 0", result="0"), Cell("console.log('lost'); _", result="1")], fresh=True, waits=0.5),
     Case("the console keeps nothing", [

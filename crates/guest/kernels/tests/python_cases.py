@@ -233,6 +233,13 @@ INTERRUPTS = [
                                             Cell("signal.alarm(1);"), Cell("import time; time.sleep(1.1)"),
                                             Cell("def ring(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, ring); signal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(0.03)", status=ANY, error=ANY),
                                             Cell("time.sleep(0.1)", status=ANY, error=ANY), Cell("4", result="4")]),
+    Case("a handler that raises in the driver costs no variables", [
+        Cell("import signal\nkept = 1\ndef ring(number, frame):\n    if frame is not None and frame.f_code.co_filename.endswith('driver.py'): raise TimeoutError\n"
+             "signal.signal(signal.SIGALRM, ring)\nsignal.getsignal(signal.SIGALRM) is ring", result="True"),
+        Cell("signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005);", status=ANY, error=ANY),
+        *[Cell("kept += 1", status=ANY, error=ANY)] * 100,
+        *[Cell("signal.setitimer(signal.ITIMER_REAL, 0);", status=ANY, error=ANY)] * 10,
+        Cell("kept > 1, signal.signal(signal.SIGALRM, signal.SIG_DFL) is ring", result="(True, True)")], fresh=True),
 ]
 
 HOSTILE = [
@@ -345,10 +352,12 @@ FIGURES = [
         needs="vl_convert", fresh=True),
     Case("an SVG drawing has a picture", [
         Cell("from IPython.display import SVG\nsvg = SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" height=\"9\"/>')\nsvg", result=ANY,
-             check=lambda o: o.of("result")[0]["data"][SVG_PICTURE].startswith(PNG) and "<svg" in o.of("result")[0]["data"]["image/svg+xml"]),
+             check=lambda o: o.of("result")[0]["data"][SVG_PICTURE].startswith(PNG) and "<svg" in o.of("result")[0]["data"]["image/svg+xml"]
+             and o.of("result")[0]["data"][PAGE] == "chart-1.html"),
+        Cell("'<svg' in open('chart-1.html').read()", result="True"),
         Cell("display(SVG('<svg>'), SVG('<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1e9\" height=\"1e9\"/>'))", status=ANY, error=ANY,
-             displays=lambda d: not any(SVG_PICTURE in one for one in d)),
-        Cell("for _ in range(20): display(svg)", displays=lambda d: len(d) == 20 and [SVG_PICTURE in one for one in d].count(True) == 16)], needs="vl_convert"),
+             displays=lambda d: not any(SVG_PICTURE in one or PAGE in one for one in d)),
+        Cell("for _ in range(20): display(svg)", displays=lambda d: len(d) == 20 and [SVG_PICTURE in one for one in d].count(True) == 16)], needs="vl_convert", fresh=True),
     Case("a plotly chart without a browser is a page and a sentence", [
         Cell("import plotly.graph_objects as go\ngo.Figure(go.Bar(y=[1]))", displays=lambda d: d[0][PAGE] == "chart-1.html" and "image/png" not in d[0]
              and d[0]["text/plain"].endswith("needs Chromium, which this sandbox does not have]")),

@@ -371,12 +371,78 @@ fn a_search_is_bounded_and_stays_inside() {
         let refused = client.call(&ToGuest::SearchFiles { root: Root::Workspace, path: "".into(), query });
         assert!(matches!(refused, FromGuest::Failed { failure: GuestFailure::Pattern, .. }), "{refused:?}");
     }
-    // While a long search goes on, others are served.
-    let backtracking = SearchQuery { text: Some("(x+x+)+z".into()), regex: true, ..query() };
-    let call = client.send(&ToGuest::SearchFiles { root: Root::Workspace, path: "".into(), query: backtracking });
-    assert_eq!(client.call(&ToGuest::Ping), FromGuest::Done);
-    assert!(matches!(client.answer(call), FromGuest::Found { found } if found.lines.is_empty()));
     client.nothing_left();
+}
+
+/// A search that needs minutes: each piece of a line takes long, because the automaton is as large as one may be.
+fn hostile(after_ms: u64) -> ToGuest {
+    let text = Some("needle|(?:a?){3000}z".into());
+    let query = SearchQuery { text, regex: true, after_ms, ..query() };
+    ToGuest::SearchFiles { root: Root::Workspace, path: "".into(), query }
+}
+
+fn hostile_tree() -> Scratch {
+    let root = Scratch::new();
+    std::fs::write(root.path().join("a"), "the needle\n").unwrap();
+    std::fs::write(root.path().join("b"), "a".repeat(8 << 20)).unwrap();
+    root
+}
+
+#[test]
+fn searches_that_take_long_delay_nobody_and_can_be_cancelled() {
+    let root = hostile_tree();
+    let mut client = guest_in(&root);
+    let mut calls: Vec<u64> = (0..8).map(|_| client.send(&hostile(60_000))).collect();
+    let busy = client.call(&hostile(60_000));
+    assert!(matches!(busy, FromGuest::Failed { failure: GuestFailure::Busy, .. }), "{busy:?}");
+    // Were each of these to wait for a piece of a line, the searches would have ended meanwhile.
+    for _ in 0..100 {
+        assert_eq!(client.call(&ToGuest::Ping), FromGuest::Done);
+    }
+    assert_eq!(client.read_file("a", 100).unwrap(), b"the needle\n");
+    let command = client.exec("echo fine", LONG, 100);
+    assert_eq!(client.finish(command).out(), "fine\n");
+    assert!(client.unclaimed.is_empty(), "the searches go on");
+    client.interrupt(calls.pop().unwrap());
+    assert_eq!(shown(&search(&mut client, "a", SearchQuery { text: Some("needle".into()), ..query() })).len(), 1);
+    calls.into_iter().for_each(|call| client.interrupt(call));
+    client.nothing_left();
+}
+
+#[test]
+fn a_search_keeps_its_time_and_returns_what_it_has() {
+    let root = hostile_tree();
+    let mut client = guest_in(&root);
+    match client.call(&hostile(3000)) {
+        FromGuest::Found { found } => {
+            assert_eq!((shown(&found), found.stopped), (vec!["a:1:the needle".into()], Some(SearchBound::Time)));
+        }
+        other => panic!("{other:?}"),
+    }
+    client.nothing_left();
+}
+
+#[test]
+fn a_search_that_is_stopped_killed_or_lies_costs_one_call() {
+    let killed =
+        FromGuest::Failed { failure: GuestFailure::Io, message: "the search was killed before its end".into() };
+    let late = FromGuest::Found { found: FoundLines { stopped: Some(SearchBound::Time), ..FoundLines::default() } };
+    for (script, reply) in [
+        ("kill -STOP $$", &late),
+        ("kill -KILL $$", &killed),
+        ("exit 0", &killed),
+        ("echo '{\"t\":\"done\"}'", &killed),
+        ("echo '{'", &killed),
+        ("yes", &killed),
+    ] {
+        let root = Scratch::new();
+        let searcher = ["/bin/sh", "-c", script].map(String::from).to_vec();
+        let workspace = root.path().to_owned();
+        let mut client = Client::raw(guest::GuestConfig { workspace, searcher, ..config() });
+        client.hello();
+        assert_eq!(client.call(&hostile(0)), *reply, "{script}");
+        client.nothing_left();
+    }
 }
 
 #[test]

@@ -69,8 +69,8 @@ impl Ran {
 }
 
 pub fn config() -> guest::GuestConfig {
-    let transpiler = vec![env!("CARGO_BIN_EXE_sandpool-guest").to_owned(), "transpile".to_owned()];
-    guest::GuestConfig { transpiler, ..guest::GuestConfig::default() }
+    let part = |name: &str| vec![env!("CARGO_BIN_EXE_sandpool-guest").to_owned(), name.to_owned()];
+    guest::GuestConfig { transpiler: part("transpile"), searcher: part("search"), ..guest::GuestConfig::default() }
 }
 
 /// Size, time and inode of a file that was read.

@@ -174,7 +174,9 @@ impl Job {
         if let Some(out) = &self.out {
             // After an interrupt the files are still wanted.
             let call = wiring::call_of(Tenant::local(), engine.config().pool_realm);
-            files::save(engine, &call, &owner, &self.given, out).await?;
+            let config = engine.config();
+            let disk_bytes = config.realm(config.pool_realm).map_or(0, |realm| realm.limits.disk_bytes);
+            files::save(engine, &call, &owner, &self.given, (out, disk_bytes)).await?;
         }
         Ok(ran)
     }

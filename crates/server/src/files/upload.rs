@@ -82,8 +82,10 @@ pub(super) enum UploadFailure {
     Form(&'static str),
     #[error("the file is larger than {0} bytes")]
     TooLarge(u64),
-    #[error("no space is left in the sandbox")]
-    NoSpace,
+    #[error("no space is left in the sandbox, whose disk has {} MB", .0 >> 20)]
+    NoSpace(u64),
+    #[error("no space is left on the server's disk")]
+    HostDiskFull,
     #[error("the file cannot be stored under this name: {0}")]
     Name(String),
     #[error("the upload took too long")]
@@ -106,7 +108,7 @@ impl UploadFailure {
             Self::Foreign => StatusCode::FORBIDDEN,
             Self::Partial | Self::Form(_) | Self::Broken => StatusCode::BAD_REQUEST,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+            Self::NoSpace(_) | Self::HostDiskFull => StatusCode::INSUFFICIENT_STORAGE,
             Self::Name(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
@@ -133,7 +135,8 @@ impl From<EngineError> for UploadFailure {
         match error {
             EngineError::ContextNotFound(_) => Self::Gone,
             EngineError::FileTooLarge { limit, .. } => Self::TooLarge(limit),
-            EngineError::NoSpace { .. } => Self::NoSpace,
+            EngineError::NoSpace { disk_bytes } => Self::NoSpace(disk_bytes),
+            EngineError::HostDiskFull(_) => Self::HostDiskFull,
             EngineError::InvalidPath { why, .. } => Self::Name(why),
             EngineError::ShuttingDown => Self::Busy,
             other => {

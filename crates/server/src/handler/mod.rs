@@ -154,7 +154,7 @@ impl McpServer {
         let (events, reporter) = progress::start(context, dialect.waiting);
         let call = self.engine_call(context, EventSink(events));
         observer.lowered(&call, &op);
-        let result = tasks::execute(&*self.engine, &call, op, self.may_last(context)).await;
+        let result = tasks::execute(&*self.engine, &call, op, self.may_last(context), self.longest_run()).await;
         reporter.finish().await;
         let cancelled = call.cancel.is_cancelled();
         match result {

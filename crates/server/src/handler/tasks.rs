@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 const POLL_INTERVAL_MS: u64 = 1000;
 
-/// Lifetime of a task, counted from its start. The engine keeps a run for this long after its end.
-const TTL_MS: u64 = 60 * 60 * 1000;
+/// Time for which the engine keeps a run after its end.
+const KEPT: Duration = Duration::from_secs(60 * 60);
 
 /// Maximum number of characters of the last line of output, which is the status message of a task.
 const LINE: usize = 200;
@@ -52,34 +52,46 @@ impl McpServer {
         (self.surface.has_tasks() && is_modern(context) && declared())
             .then(|| Duration::from_secs(self.surface.options.max_timeout))
     }
+
+    /// Returns the longest time that any run may last.
+    pub(super) fn longest_run(&self) -> Duration {
+        let options = &self.surface.options;
+        Duration::from_secs(options.max_timeout.max(options.max_command_timeout).max(options.max_background))
+    }
 }
 
 /// Executes an operation. If `may_last` is set, a long run becomes a task, and `may_last` is the timeout of a run that
-/// names none.
+/// names none. `longest` is the longest time that any run may last.
 pub(super) async fn execute(
     engine: &dyn Execute,
     call: &Call,
     op: Op,
     may_last: Option<Duration>,
+    longest: Duration,
 ) -> Result<CallDone, EngineError> {
     // A background run without a timeout gets more time than a call would.
     let op = match (op, may_last) {
-        (Op::RunCode(run), Some(longest)) if !run.background => {
-            Op::RunCode(RunCode { background: true, timeout: run.timeout.or(Some(longest)), ..run })
+        (Op::RunCode(run), Some(usual)) if !run.background => {
+            Op::RunCode(RunCode { background: true, timeout: run.timeout.or(Some(usual)), ..run })
         }
-        (Op::RunCommand(run), Some(longest)) if !run.background => {
-            Op::RunCommand(RunCommand { background: true, timeout: run.timeout.or(Some(longest)), ..run })
+        (Op::RunCommand(run), Some(usual)) if !run.background => {
+            Op::RunCommand(RunCommand { background: true, timeout: run.timeout.or(Some(usual)), ..run })
         }
         (other, _) => return engine.execute(call, other).await.map(CallDone::Outcome),
     };
     match engine.execute(call, op).await? {
-        Outcome::Started(started) => wait_briefly(engine, call, started.run).await,
+        Outcome::Started(started) => wait_briefly(engine, call, started.run, longest).await,
         other => Ok(CallDone::Outcome(other)),
     }
 }
 
 /// Waits briefly for the end of a run. Until the client has a task, cancelling the call cancels the run.
-async fn wait_briefly(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDone, EngineError> {
+async fn wait_briefly(
+    engine: &dyn Execute,
+    call: &Call,
+    run: String,
+    longest: Duration,
+) -> Result<CallDone, EngineError> {
     let progress = tokio::select! {
         // Cancellation is checked first, because the same token also ends the wait for the run.
         biased;
@@ -90,13 +102,15 @@ async fn wait_briefly(engine: &dyn Execute, call: &Call, run: String) -> Result<
         }
         progress = wait_run(engine, call, run.clone(), PATIENCE) => match progress {
             // There is no memory for the result at the moment, so the client has to ask for the task later.
-            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(CallDone::Task(working(&run, unix_now(), unix_now()))),
+            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => {
+                return Ok(CallDone::Task(working(&run, unix_now(), unix_now(), longest)));
+            }
             progress => progress?,
         },
     };
     match progress.end {
         Some(ended) => ended.map(|ran| CallDone::Outcome(Outcome::Ran(ran))),
-        None => Ok(CallDone::Task(task(&progress))),
+        None => Ok(CallDone::Task(task(&progress, longest))),
     }
 }
 
@@ -107,15 +121,19 @@ async fn wait_run(engine: &dyn Execute, call: &Call, run: String, wait: Duration
     }
 }
 
-fn working(run: &str, started: u64, updated: u64) -> Task {
+/// Describes a task that may go on for `left` after it was updated. Its result is kept after that.
+fn working(run: &str, started: u64, updated: u64, left: Duration) -> Task {
     let moment = |seconds: u64| iso8601(i64::try_from(seconds).unwrap_or(i64::MAX));
-    Task::new(run, TaskStatus::Working, moment(started), moment(updated.max(started)))
-        .with_ttl_ms(TTL_MS)
+    let updated = updated.max(started);
+    let lasts = Duration::from_secs(updated - started) + left + KEPT;
+    Task::new(run, TaskStatus::Working, moment(started), moment(updated))
+        .with_ttl_ms(u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX))
         .with_poll_interval_ms(POLL_INTERVAL_MS)
 }
 
-fn task(progress: &RunProgress) -> Task {
-    let task = working(&progress.run, progress.started_at, progress.ended_at.unwrap_or_else(unix_now));
+fn task(progress: &RunProgress, longest: Duration) -> Task {
+    let (updated, left) = progress.ended_at.map_or_else(|| (unix_now(), longest), |ended| (ended, Duration::ZERO));
+    let task = working(&progress.run, progress.started_at, updated, left);
     match last_line(&progress.output) {
         Some(line) => task.with_status_message(line),
         None => task,
@@ -131,7 +149,7 @@ fn last_line(output: &str) -> Option<String> {
 pub(super) async fn get(server: &McpServer, id: String, context: &McpContext) -> McpResult<GetTaskResult> {
     let call = server.engine_call(context, EventSink::default());
     let progress = wait_run(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
-    let task = task(&progress);
+    let task = task(&progress, server.longest_run());
     let payload = match &progress.end {
         None => TaskPayload::Working,
         Some(Ok(ran)) if matches!(ran.end, RunOutcome::Cancelled { .. }) => TaskPayload::Cancelled,
@@ -173,5 +191,35 @@ fn refused(error: EngineError) -> ErrorData {
     match error {
         EngineError::RunNotFound(id) => ErrorData::invalid_params(format!("task not found: {}", shown(&id)), None),
         other => ErrorData::internal_error(other.to_string(), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_lives_as_long_as_its_run_may_last_and_its_result_is_kept() {
+        let (longest, now) = (Duration::from_secs(4 * 3600), unix_now());
+        let progress = |started_at, ended_at| RunProgress {
+            run: "r".into(),
+            context_id: "c".into(),
+            command: false,
+            queued: None,
+            started_at,
+            ended_at,
+            output: String::new(),
+            dropped: 0,
+            cursor: 0,
+            end: None,
+        };
+        let ttl = |progress: &RunProgress| {
+            let task = serde_json::to_value(task(progress, longest)).unwrap();
+            task["ttlMs"].as_u64().unwrap_or_else(|| panic!("{task}")) / 1000
+        };
+        assert!(ttl(&progress(now, None)) >= 5 * 3600);
+        // It may have waited for other runs before it began.
+        assert!(ttl(&progress(now - 3 * 3600, None)) >= 8 * 3600);
+        assert_eq!(ttl(&progress(now - 3 * 3600, Some(now - 3600))), 3 * 3600);
     }
 }

@@ -107,6 +107,12 @@ fn tracebacks_show_no_path_of_the_host() {
         assert!(text.contains("/opt/sandpool/runtime/lib/python3"), "{text}");
         assert!(!text.contains("/runtimes/python-"), "{text}");
     }
+    let inside = "const Papa = require('papaparse')\nPapa.parse('a', { step() { throw new Error('inside') } })";
+    for language in ["javascript", "typescript"] {
+        let failed = client.call("run_code", json!({ "code": inside, "language": language })).0.to_string();
+        assert!(failed.contains("/opt/sandpool/npm/node_modules/papaparse/"), "{failed}");
+        assert!(!failed.contains("/runtimes/"), "{failed}");
+    }
     let installed = client.call("run_command", json!({ "command": "command -v python3 pip && pip --version" }));
     assert!(installed.field("stdout").starts_with("/opt/sandpool/runtime/bin/python3\n"), "{}", installed.0);
     assert_eq!(installed.json()["status"], "ok", "{}", installed.0);

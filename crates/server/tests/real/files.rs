@@ -133,7 +133,7 @@ fn a_file_comes_into_the_workspace_by_its_link_over_stdio() {
     // The quota holds, and nothing of the file remains.
     command(&mut client, "head -c 100M /dev/zero > filler || true");
     let full = ask("PUT", &large, &[], &vec![1; 1 << 20]);
-    assert_eq!((full.status, full.text().as_str()), (507, "no space is left in the sandbox\n"));
+    assert_eq!((full.status, full.text().as_str()), (507, "no space is left in the sandbox, whose disk has 64 MB\n"));
     command(&mut client, "rm filler");
     // What code puts in the way does not lead elsewhere.
     command(&mut client, "touch dir; ln -s /etc sym");

@@ -79,11 +79,12 @@ fn charts_come_back_as_pictures_and_as_pages() {
                    display(drawn('中'), drawn('글'))\ndrawn('語')";
     let ran = python(&mut client, drawing);
     let different: BTreeSet<&str> = ran.images().into_iter().map(data).collect();
-    assert_eq!((different.len(), linked(&ran)), (3, vec![]), "{}", ran.0);
+    let pages = vec!["chart-3.html", "chart-4.html", "chart-5.html"];
+    assert_eq!((different.len(), linked(&ran)), (3, pages), "{}", ran.0);
 
     let plotly = "import plotly.graph_objects as go\nfig = go.Figure(go.Bar(x=['</script>', '中文'], y=[1, 2]))\nfig";
     let ran = python(&mut client, plotly);
-    assert_eq!(linked(&ran), ["chart-3.html"], "{}", ran.0);
+    assert_eq!(linked(&ran), ["chart-6.html"], "{}", ran.0);
     if Path::new("/usr/lib/chromium/chromium-headless-shell").exists() {
         assert_eq!(ran.images().len(), 1, "{}", ran.0);
         let shown = python(&mut client, "fig.update_layout(width=400, height=300).show()");
@@ -94,11 +95,11 @@ fn charts_come_back_as_pictures_and_as_pages() {
     }
     // Without a browser there is a page and a sentence.
     let ran = python(&mut client, "os.environ['SANDPOOL_CHROMIUM'] = ''\nfig");
-    let text = "[chart in /workspace/chart-5.html; no picture: a picture of a plotly chart needs Chromium, which this sandbox does not have]";
-    assert_eq!((ran.images().len(), linked(&ran)), (0, vec!["chart-5.html"]), "{}", ran.0);
+    let text = "[chart in /workspace/chart-8.html; no picture: a picture of a plotly chart needs Chromium, which this sandbox does not have]";
+    assert_eq!((ran.images().len(), linked(&ran)), (0, vec!["chart-8.html"]), "{}", ran.0);
     assert_eq!(ran.json()["displays"], json!([{ "type": "text/plain", "text": text }]), "{}", ran.0);
-    let pages = "sum('<html' in open(f'/workspace/chart-{n}.html').read() for n in range(1, 6))";
-    assert_eq!(value(&mut client, pages), "5");
+    let pages = "sum('<html' in open(f'/workspace/chart-{n}.html').read() for n in range(1, 9))";
+    assert_eq!(value(&mut client, pages), "8");
     assert!(client.finish().success());
 }
 
@@ -126,6 +127,19 @@ fn chinese_japanese_and_korean_are_shown_in_figures_and_screenshots() {
     let counted = client.call("browser_act", json!({ "action": "evaluate", "expression": drawn }));
     assert!(counted.0.to_string().contains("6"), "{}", counted.0);
     assert_eq!(counted.json()["value"].to_string().trim_matches('"'), "6", "{}", counted.0);
+    // The same in the text of a page, as a screenshot shows it. The last character is in no font.
+    let mut pictures = BTreeSet::new();
+    for c in "中国語ひ한글\u{10fffd}".chars() {
+        let write = format!(
+            "document.body.innerHTML = '<p id=text style=\"font: 40px sans-serif; margin: 0; width: 60px; height: 60px\">{c}</p>'"
+        );
+        let written = client.call("browser_act", json!({ "action": "evaluate", "expression": write }));
+        assert!(!written.is_error(), "{}", written.0);
+        let shown = client.call("browser_screenshot", json!({ "target": "#text" }));
+        assert_eq!(shown.images().len(), 1, "{}", shown.0);
+        pictures.insert(data(shown.images()[0]).to_owned());
+    }
+    assert_eq!(pictures.len(), 7);
     assert!(client.finish().success());
 }
 
@@ -151,14 +165,20 @@ impl Runtimes {
         format!("[runtimes]\ndir = '{}'\n{setting}\n", self.0.display())
     }
 
+    /// `sandpool setup` with npm's packages from the registry, and Python's from where this machine has them.
     #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
-    fn setup(&self, state: &StateDir, registry: &Registry, arguments: &[&str]) -> Output {
+    fn command(&self, state: &StateDir, registry: &Registry, arguments: &[&str]) -> Command {
         let config = state.0.join("setup.toml");
         std::fs::write(&config, self.settings()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
         command.arg("setup").args(arguments).arg("--config").arg(config);
-        command.env("PIP_INDEX_URL", format!("http://127.0.0.1:{}/simple", registry.port));
-        command.output().unwrap()
+        command.env("NPM_CONFIG_REGISTRY", format!("http://127.0.0.1:{}/npm/", registry.port));
+        command
+    }
+
+    fn setup(&self, state: &StateDir, registry: &Registry, arguments: &[&str]) -> Output {
+        let mut command = self.command(state, registry, arguments);
+        command.env("PIP_INDEX_URL", format!("http://127.0.0.1:{}/simple", registry.port)).output().unwrap()
     }
 }
 
@@ -209,5 +229,31 @@ fn w65_code_of_an_added_package_runs_only_in_sandboxes() {
     let code = "import os, sys\nforked = 'pandas' in sys.modules, 'startpack' in sys.modules\nimport startpack\n\
                 (forked, sys.startpack == [(os.getuid(), os.getpid())], startpack.value)";
     assert_eq!(value(&mut client, code), "((True, False), True, 'of the wheel')");
+}
+
+/// The packages of a preset are pinned with hashes, so that they come from where `make test` got those of the other preset.
+#[test]
+fn the_slim_preset_and_a_package_for_javascript_are_set_up_and_the_size_is_shown_first() {
+    let (state, registry, runtimes) = (StateDir::new("slim"), Registry::start(), Runtimes::copied("slim"));
+    let arguments = ["--preset", "slim", "--add", "npm:tinynode"];
+    let output = runtimes.command(&state, &registry, &arguments).output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{log}");
+    let (before, after) = log.split_once("downloads at most ").unwrap_or_else(|| panic!("{log}"));
+    assert!(!before.contains("/5]") && after.contains("/5]"), "it is said before the first step: {log}");
+    let megabytes = after.split_once(" MB (preset `slim`)").and_then(|(number, _)| number.parse::<u32>().ok());
+    assert!(megabytes.is_some_and(|number| number > 10), "{log}");
+    let again = runtimes.command(&state, &registry, &[]).output().unwrap();
+    let log = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(again.status.success() && !log.contains("downloads") && !log.contains("installing"), "{log}");
+
+    let mut client = Client::start(stdio_of("sandpool", &state.0, &runtimes.settings()));
+    assert_eq!(value(&mut client, "import numpy, pandas\npandas.Series([1, 2]).sum() == 3"), "np.True_");
+    let ran = python(&mut client, "import sklearn");
+    assert_eq!(ran.json()["error"]["name"], "ModuleNotFoundError", "{}", ran.0);
+    let ran = client.call("run_code", json!({ "code": "require('tinynode')", "language": "javascript" }));
+    assert_eq!(ran.field("result"), "'of the tarball'", "{}", ran.0);
+    let ran = client.call("run_command", json!({ "command": "tinynode-says" }));
+    assert_eq!(ran.field("stdout"), "said\n", "{}", ran.0);
     assert!(client.finish().success());
 }

@@ -70,3 +70,20 @@ fn files_go_in_under_their_names_and_what_the_code_left_comes_out() {
     assert_eq!(status, Some(1));
     assert!(err.starts_with(&format!("error: `--file {}`: ", path("none"))), "{err}");
 }
+
+#[test]
+fn a_file_with_holes_is_left_out_where_it_is_larger_than_the_sandboxs_disk() {
+    let state = StateDir::new("run-holes");
+    let out = state.0.join("out");
+    let code =
+        "open('huge', 'wb').truncate(1 << 40)\nopen('holes', 'wb').truncate(3 << 20)\nopen('z', 'w').write('last')";
+    let (_, err, status) = printed(&run(&state, "", &["--out", out.to_str().unwrap(), "-c", code]));
+    assert_eq!(status, Some(0), "{err}");
+    let huge = out.join("huge");
+    let said =
+        format!("sandpool: {} was left out: it has 1048576 MB, and all files together more than", huge.display());
+    assert!(err.contains(&said), "{err}");
+    assert!(!huge.exists());
+    assert_eq!(std::fs::metadata(out.join("holes")).unwrap().len(), 3 << 20, "{err}");
+    assert_eq!(std::fs::read_to_string(out.join("z")).unwrap(), "last");
+}

@@ -81,22 +81,30 @@ pub(super) async fn give(engine: &Engine, call: &Call, owner: &FileOwner, files:
     Ok(())
 }
 
-/// Saves the files that the code left in its directory, except those of `given` that it did not change.
+/// Saves the files that the code left in its directory, except those of `given` that it did not change. Together they may
+/// have the size of the sandbox's disk, which only files with holes, or with several names, can exceed.
 pub(super) async fn save(
     engine: &Engine,
     call: &Call,
     owner: &FileOwner,
     given: &GivenFiles,
-    out: &Destination,
+    (out, disk_bytes): (&Destination, u64),
 ) -> Result<(), Failed> {
     let list = Op::ListFiles { owner: owner.clone(), path: String::new() };
     let Outcome::Files(listing) = engine.execute(call, list).await? else {
         return Err(Failed("the engine listed no files".into()));
     };
     let left_out = listing.total.saturating_sub(listing.entries.len() as u64);
+    let mut room = disk_bytes;
     for entry in listing.entries.iter().filter(|entry| entry.kind == FileKind::File && may_be_saved(&entry.path)) {
         let shown = out.shown(&entry.path);
         let wrong = |why: &str| Failed(format!("cannot write `{shown}`: {why}"));
+        if entry.size > room {
+            let (size, disk) = (entry.size >> 20, disk_bytes >> 20);
+            let why = format!("it has {size} MB, and all files together more than the sandbox's disk of {disk} MB");
+            output::error(&format!("sandpool: {shown} was left out: {why}"));
+            continue;
+        }
         let file = engine.open_file(&listing.key, &entry.path).await?;
         if let Some(content) = given.get(&entry.path).filter(|content| content.len() as u64 == file.size) {
             let mut same = 0;
@@ -111,6 +119,7 @@ pub(super) async fn save(
                 continue;
             }
         }
+        room = room.checked_sub(file.size).ok_or_else(|| wrong("the file grew meanwhile"))?;
         let mut saved = match out.create(&entry.path) {
             Ok(saved) => saved,
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
