@@ -14,8 +14,9 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use crate::files::FileFailure;
 
-/// Directories that are left out below the searched one, because they hold what tools made or fetched.
-const LEFT_OUT: &[&str] = &[".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".packages"];
+/// Directories that are left out below the searched one, and only counted below a listed one, because they hold what tools made or fetched.
+pub(crate) const LEFT_OUT: &[&str] =
+    &[".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".packages"];
 /// Time that a search may take in one turn of the loop.
 const STEP: Duration = Duration::from_millis(5);
 /// Maximum number of files and directories that a search visits.

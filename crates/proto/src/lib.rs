@@ -16,7 +16,7 @@ pub use message::*;
 
 /// Protocol version, incremented when a message changes its meaning. Both sides send their version in `Hello`, and the
 /// two must be equal.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Maximum payload of a `Message` frame. It has room for a picture of a cell in base64, or for the code of a cell.
 pub const MAX_MESSAGE: usize = 16 << 20;

@@ -202,8 +202,22 @@ mod tests {
 
     fn pieces() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
-            Just("\u{1b}"), Just("["), Just("]"), Just("\\"), Just("\u{7}"), Just("31"), Just("m"), Just("K"),
-            Just("\r"), Just("\n"), Just("\u{8}"), Just("a"), Just("é"), Just("("), Just("G"), Just(";"),
+            Just("\u{1b}"),
+            Just("["),
+            Just("]"),
+            Just("\\"),
+            Just("\u{7}"),
+            Just("31"),
+            Just("m"),
+            Just("K"),
+            Just("\r"),
+            Just("\n"),
+            Just("\u{8}"),
+            Just("a"),
+            Just("é"),
+            Just("("),
+            Just("G"),
+            Just(";"),
         ];
         proptest::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
     }

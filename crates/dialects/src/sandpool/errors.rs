@@ -6,6 +6,7 @@ use engine::op::{EngineError, Waiting};
 use serde_json::json;
 use text::shown;
 
+use super::answer::bounded;
 use crate::shared::seconds;
 use crate::{Answer, ArgError, Block, RenderInput, Reply};
 
@@ -16,11 +17,12 @@ pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
 }
 
 pub(super) fn invalid(message: String) -> Reply {
-    Reply::Error { code: INVALID_PARAMS, message, data: None }
+    Reply::Error { code: INVALID_PARAMS, message: bounded(&message), data: None }
 }
 
 /// Renders a failure as a sentence in place of an object.
 pub(super) fn failure(sentence: String) -> Answer {
+    let sentence = bounded(&sentence);
     let structured = json!({ "error": sentence });
     Answer { blocks: vec![Block::Text(sentence)], structured, ..Answer::default() }.failed()
 }
