@@ -164,12 +164,9 @@ fn answers_are_short_and_say_everything_once() {
     let code = "import time\nprint('first', flush=True)\ntime.sleep(600)";
     let run = client.call("run_code", json!({ "code": code, "background": true })).field("run");
     assert!(run.len() == 12 && run.starts_with("run-"), "{run}");
-    let mut cursor = 0;
-    client.wait_until("the first line is there", |client| {
-        let seen = client.call("wait_run", json!({ "run": run, "wait": 0 })).json();
-        cursor = seen["cursor"].as_u64().unwrap();
-        seen["output"] == "first\n"
-    });
+    let mut look = || client.call("wait_run", json!({ "run": run, "wait": 1 })).json();
+    let seen = (0..60).map(|_| look()).find(|seen| seen["output"] == "first\n").expect("the first line");
+    let cursor = seen["cursor"].as_u64().unwrap();
     client.call("cancel_run", json!({ "run": run }));
     let end = client.call("wait_run", json!({ "run": run, "cursor": cursor })).json();
     assert_eq!((&end["status"], end.get("stdout"), end.get("output")), (&json!("cancelled"), None, None), "{end}");
