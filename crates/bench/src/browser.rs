@@ -19,12 +19,12 @@ use crate::site::Site;
 use crate::stats::Samples;
 use crate::{Bench, BenchError, memory};
 
-const PLAYWRIGHT: &str = "Playwright MCP";
+pub(crate) const PLAYWRIGHT: &str = "Playwright MCP";
 /// Playwright MCP without the half second that it waits after each action.
 const UNSETTLED: &str = "Playwright MCP, --timeout-settle 0";
 
 /// Host name under which a sandbox finds the page.
-const NAME: &str = "shop.test";
+pub(crate) const NAME: &str = "shop.test";
 
 /// Number of samples of each series in a round.
 const TIMES: usize = 5;
@@ -162,7 +162,7 @@ fn lines(samples: &Samples) -> Vec<ReportRow> {
 }
 
 /// Returns a row for our series, our series with empty pools if there is one, and the series of the alternative.
-fn beside(
+pub(crate) fn beside(
     samples: &Samples,
     what: &str,
     [ours, empty, theirs]: &[&str; 3],
@@ -211,7 +211,7 @@ impl Shop {
     fn with_pictures(mut self, bench: &Bench, site: &Site) -> Result<Self, BenchError> {
         let mut client = server::stdio(bench, "sandpool", Pool::Full, &settings(site))?;
         let created = client.call_when_ready(&server::create("python"))?;
-        let context = created.field("context")?.to_owned();
+        let context = created.field("context")?;
         client.call(&BenchCall::new("browser_open", json!({ "context": context, "url": self.url })))?;
         self.dialect = Dialect::Ours(Some((Box::new(client), context)));
         Ok(self)
@@ -303,7 +303,7 @@ impl Shop {
 }
 
 /// Returns settings with one policy table, which allows only the page under its name.
-fn settings(site: &Site) -> String {
+pub(crate) fn settings(site: &Site) -> String {
     let port = site.port;
     format!(
         "network.default = \"bench\"\nnetwork.hosts.\"{NAME}\" = \"127.0.0.1\"\n\
@@ -311,7 +311,7 @@ fn settings(site: &Site) -> String {
     )
 }
 
-fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, BenchError> {
+pub(crate) fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, BenchError> {
     let program = installed(bench, "playwright-mcp")?.join("playwright/node_modules/@playwright/mcp/cli.js");
     let node = bench.subject.node.as_deref().ok_or_else(|| BenchError::Said("no Node on this machine".into()))?;
     let browser: &Path =
@@ -325,12 +325,12 @@ fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, BenchError> {
 }
 
 /// Returns the text that a model reads.
-fn text(result: &Value) -> String {
+pub(crate) fn text(result: &Value) -> String {
     let blocks = result["content"].as_array().into_iter().flatten();
     blocks.filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n")
 }
 
-fn expect(answer: TimedResult, part: &str) -> Result<TimedResult, BenchError> {
+pub(crate) fn expect(answer: TimedResult, part: &str) -> Result<TimedResult, BenchError> {
     let text = text(&answer.result);
     match text.contains(part) {
         true => Ok(answer),

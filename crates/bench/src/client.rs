@@ -37,10 +37,14 @@ pub(crate) struct TimedResult {
 }
 
 impl TimedResult {
-    /// Returns a text member of the structured result.
-    pub(crate) fn field(&self, name: &str) -> Result<&str, BenchError> {
-        let found = self.result["structuredContent"][name].as_str();
-        found.ok_or_else(|| BenchError::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
+    /// Returns a text member of the structured result, or of the JSON in the first block of a result that has none.
+    pub(crate) fn field(&self, name: &str) -> Result<String, BenchError> {
+        let written = || serde_json::from_str(self.result["content"][0]["text"].as_str()?).ok();
+        let object = self.result.get("structuredContent").cloned().or_else(written).unwrap_or(Value::Null);
+        object[name]
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| BenchError::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
     }
 
     /// Checks that the code printed exactly `expected`; the dialects have two names for the output.
@@ -110,6 +114,15 @@ impl Stdio {
     /// Returns the process id of the server.
     pub(crate) fn id(&self) -> u32 {
         self.lines.process.id()
+    }
+
+    /// Returns the result of `tools/list`.
+    pub(crate) fn list_tools(&mut self) -> Result<Value, BenchError> {
+        self.next += 1;
+        let id = self.next;
+        self.lines
+            .write(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": id, "method": "tools/list", "params": {} })))?;
+        success(&self.wait(id)?.1)
     }
 
     /// Sends a call without waiting for its answer.

@@ -12,7 +12,7 @@ use crate::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_
 use crate::report::{Against, Figure, Found, Goal, Quantity, ReportRow, Unit};
 use crate::server::{self, Pool, first_cell, no_op, one_shot, stop};
 use crate::stats::Samples;
-use crate::{Bench, BenchError, browser, memory};
+use crate::{Bench, BenchError, browser, memory, tokens};
 
 pub(crate) const OURS: &str = "sandpool";
 pub(crate) const EMPTY: &str = "sandpool, empty pools";
@@ -44,11 +44,12 @@ pub(crate) const ALL: &[Row] = &[
     Row { name: "load", title: "warm calls a second over HTTP", measure: load },
     Row { name: "start", title: "server start to ready", measure: start },
     Row { name: "browser", title: "the browser beside another one for agents", measure: browser::measure },
+    Row { name: "tokens", title: "what a model has to read", measure: tokens::measure },
 ];
 
 /// Names of the figures, for the help and for errors.
-pub const NAMES: [&str; 11] =
-    ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start", "browser"];
+pub const NAMES: [&str; 12] =
+    ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start", "browser", "tokens"];
 
 impl Bench {
     pub(crate) fn rounds<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
@@ -192,7 +193,7 @@ fn no_ops(bench: &Bench, client: &mut dyn Client) -> Result<Vec<f64>, BenchError
 
 /// Creates a separate context and runs cells in it until it is warm.
 fn warmed(client: &mut dyn Client) -> Result<BenchCall, BenchError> {
-    let context = client.call_when_ready(&server::create("python"))?.field("context")?.to_owned();
+    let context = client.call_when_ready(&server::create("python"))?.field("context")?;
     let call = server::run(&context, "python", "print(1)");
     for _ in 0..10 {
         client.call(&call)?.printed("1")?;
@@ -376,7 +377,7 @@ fn memory_of(bench: &Bench) -> Result<Figure, BenchError> {
         samples.take(name, || {
             let mut namespaces = Vec::new();
             for _ in 0..CONTEXTS {
-                let context = client.call(&server::create("python"))?.field("context")?.to_owned();
+                let context = client.call(&server::create("python"))?.field("context")?;
                 let answer = client.call(&server::run(&context, "python", STACK))?;
                 namespaces.push(answer.field("stdout")?.trim().to_owned());
             }

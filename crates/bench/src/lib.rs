@@ -21,6 +21,7 @@ mod server;
 mod site;
 mod stats;
 mod subject;
+mod tokens;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

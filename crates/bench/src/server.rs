@@ -140,7 +140,7 @@ pub(crate) fn first_cell(
     prints: &str,
 ) -> Result<(String, f64), BenchError> {
     let created = client.call(&create(language))?;
-    let context = created.field("context")?.to_owned();
+    let context = created.field("context")?;
     let answer: TimedResult = client.call(&run(&context, language, code))?.printed(prints)?;
     Ok((context, created.seconds + answer.seconds))
 }

@@ -72,6 +72,17 @@ fn a_quick_look_at_the_browser_has_every_step_of_ours() {
 }
 
 #[test]
+fn what_a_model_reads_is_counted() {
+    let output = bench(&["--quick", "--rounds", "1", "--only", "tokens"]);
+    let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    for row in ["`tools/list` ", "ten typical answers ", "a page's snapshot "] {
+        let line = shown.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("no {row}: {shown}"));
+        assert!(line.contains(" characters"), "{shown}");
+    }
+}
+
+#[test]
 fn a_figure_that_does_not_exist_is_refused() {
     let output = bench(&["--only", "wram"]);
     let said = String::from_utf8_lossy(&output.stderr);

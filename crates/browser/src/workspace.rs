@@ -474,7 +474,7 @@ mod tests {
                 "requestId": "1.1", "request": request, "frameId": "root", "resourceType": "Document",
                 "redirectedRequestId": redirected,
             });
-            let state = StateCell::new(Downloads::new("/nowhere"));
+            let state = StateCell::new(Downloads::new("/", "/nowhere"));
             state.change(|state| {
                 let tab = state.add_tab("root", "session", own.clone());
                 workspace.path_of(&state.tabs[&tab], &serde_json::from_value(event).unwrap())

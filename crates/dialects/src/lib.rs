@@ -40,6 +40,9 @@ pub struct Dialect {
     pub server_name: &'static str,
     /// Language of the document, used if the operator chose none.
     pub default_lang: Lang,
+    /// Whether the list of tools leaves out what the protocol and JSON Schema say anyway: annotations that are the default,
+    /// which members of an answer are always present, and an empty list of required arguments.
+    pub brief: bool,
     pub tools: &'static [ToolRow],
     /// Other names of tools, which are accepted but not advertised.
     pub aliases: &'static [(&'static str, &'static str)],
@@ -98,23 +101,30 @@ pub struct ToolRow {
     pub prose: &'static str,
     pub fields: &'static [Field],
     pub(crate) form: SchemaForm,
-    /// Schema with an object at the root and plain types only: some clients refuse the whole list of tools otherwise.
-    pub output_schema: fn() -> Value,
+    /// Schema with an object at the root and plain types only: some clients refuse the whole list of tools otherwise. A
+    /// tool that answers mainly with text or pictures has none, and its answers have no `structuredContent`.
+    pub output_schema: Option<fn() -> Value>,
+    /// Whether the tool is listed only if the operator allows a browser.
+    pub(crate) for_browser: bool,
     pub hints: Hints,
     pub lower: fn(&Args, &Options) -> Result<Lowered, ArgError>,
     pub render_error: fn(&RenderInput<'_>, &EngineError) -> Reply,
 }
 
-/// Makes a row from a tool's name, its hints, the function that its arguments are passed to, the schema of its answers,
-/// and the function that renders errors. The type of the function's first parameter declares the arguments.
+/// Makes a row from a tool's name, its hints, the function that its arguments are passed to, the schema of its answers if
+/// they have one, and the function that renders errors. The type of the function's first parameter declares the arguments.
 macro_rules! tool {
     ($name:literal, $hints:expr, $call:path, $output:expr, $error:path) => {
+        $crate::ToolRow { output_schema: Some($output), ..$crate::tool!($name, $hints, $call, $error) }
+    };
+    ($name:literal, $hints:expr, $call:path, $error:path) => {
         $crate::ToolRow {
             name: $name,
             prose: $name,
             fields: $crate::fields_of($call),
             form: $crate::SchemaForm::Full,
-            output_schema: $output,
+            output_schema: None,
+            for_browser: false,
             hints: $hints,
             lower: |args, options| $call($crate::args::Arguments::parse(args)?, options),
             render_error: $error,
@@ -163,6 +173,10 @@ pub struct Options {
     pub max_background: u64,
     /// Whether clients may see the path of a shared volume on the host.
     pub show_host_paths: bool,
+    /// Maximum number of characters of text in an answer.
+    pub text_budget: usize,
+    /// Whether the operator allows a browser.
+    pub browser: bool,
 }
 
 impl Default for Options {
@@ -175,6 +189,8 @@ impl Default for Options {
             max_command_timeout: 1800,
             max_background: 1800,
             show_host_paths: true,
+            text_budget: 20_000,
+            browser: true,
         }
     }
 }
@@ -291,8 +307,8 @@ impl std::str::FromStr for Lang {
 pub struct Answer {
     pub blocks: Vec<Block>,
     pub structured: Value,
-    /// Whether `structured` matches the tool's output schema. An object that does not match is not sent, because some
-    /// clients check it even in an error.
+    /// Whether `structured` has the shape of a success. Another one is not sent, because some clients check it against the
+    /// schema even in an error.
     pub fits: bool,
     pub is_error: bool,
     /// Further members of the result beside `content`, which some documents have.
@@ -331,6 +347,13 @@ impl Answer {
     /// type declares them.
     pub fn json<T: Serialize>(object: &T) -> Self {
         let text = serde_json::to_string_pretty(object).expect("answers are plain data");
+        let structured = serde_json::to_value(object).expect("answers are plain data");
+        Self { blocks: vec![Block::Text(text)], structured, fits: true, ..Self::default() }
+    }
+
+    /// Writes the object as JSON without spaces into the first block.
+    pub(crate) fn compact<T: Serialize>(object: &T) -> Self {
+        let text = serde_json::to_string(object).expect("answers are plain data");
         let structured = serde_json::to_value(object).expect("answers are plain data");
         Self { blocks: vec![Block::Text(text)], structured, fits: true, ..Self::default() }
     }
@@ -402,6 +425,12 @@ impl Dialect {
         if self.lenient { lenient::lower(row, args, options) } else { (row.lower)(args, options) }
     }
 
+    /// Returns the tools that are listed. What the operator turned off is not, but still answers with the reason.
+    pub fn offered(&self, options: &Options) -> impl Iterator<Item = &'static ToolRow> + use<> {
+        let browser = options.browser;
+        self.tools.iter().filter(move |row| browser || !row.for_browser)
+    }
+
     /// Returns the server's instructions for a model, in the chosen language.
     pub fn instructions(&self, lang: Lang) -> Option<&'static str> {
         prose::section(self.prose(lang), "server").map(prose::description)
@@ -420,7 +449,16 @@ impl Dialect {
         let properties: Map<String, Value> =
             row.fields.iter().map(|field| (field.name.to_owned(), field.schema(section, options))).collect();
         let required: Vec<&str> = row.fields.iter().filter(|f| f.required).map(|f| f.name).collect();
-        json!({ "type": "object", "properties": properties, "required": required })
+        match required.is_empty() && self.brief {
+            true => json!({ "type": "object", "properties": properties }),
+            false => json!({ "type": "object", "properties": properties, "required": required }),
+        }
+    }
+
+    /// Returns the schema of a tool's answers as it is listed.
+    pub fn output_schema(&self, row: &ToolRow) -> Option<Value> {
+        let schema = (row.output_schema?)();
+        Some(if self.brief { output::without_required(schema) } else { schema })
     }
 
     fn prose(&self, lang: Lang) -> &'static str {

@@ -100,7 +100,10 @@ operations! {
     read_file(owner: FileOwner, path: String) = Op::ReadFile { owner, path }, FileRead {
         Outcome::File { path, content, size, key } => FileRead { path, content, size, key },
     }
-    list_files(owner: FileOwner, path: String) = Op::ListFiles { owner, path }, FileListing {
+    list_files(owner: FileOwner, path: String) = Op::ListFiles { owner, path, depth: None }, FileListing {
+        Outcome::Files(files) => files,
+    }
+    list_levels(owner: FileOwner, path: String, depth: u32) = Op::ListFiles { owner, path, depth: Some(depth) }, FileListing {
         Outcome::Files(files) => files,
     }
     read_link(key: String, path: String, max_bytes: u64) = Op::ReadLink { key, path, max_bytes }, FileRead {

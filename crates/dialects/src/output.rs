@@ -14,6 +14,23 @@ pub(crate) trait Output: Serialize {
     fn is_absent(&self) -> bool {
         false
     }
+
+    /// Returns the number of characters that the value takes as JSON.
+    fn written(&self) -> usize {
+        serde_json::to_string(self).map_or(0, |json| json.chars().count())
+    }
+
+    /// Shortens the longest members of an object until it takes at most `most` characters. Returns what is left out, such
+    /// as `part of stdout` and `12 of matches`.
+    fn fit(&mut self, _most: usize) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Shortens texts and lists until the value takes at most `most` characters, as far as it has any. Returns the number
+    /// of rows that it dropped, if it is a list.
+    fn shorten(&mut self, _most: usize) -> usize {
+        0
+    }
 }
 
 /// Declares objects of answers. A member that may be absent is an `Option`. A member whose name is not a name in Rust
@@ -40,6 +57,30 @@ macro_rules! output {
             fn schema() -> serde_json::Value {
                 $crate::output::object(Self::members())
             }
+
+            fn fit(&mut self, most: usize) -> Vec<String> {
+                let (whole, sizes) = (self.written(), [$($crate::output::Output::written(&self.$field)),*]);
+                let mut left_out = Vec::new();
+                if whole <= most {
+                    return left_out;
+                }
+                let frame = whole.saturating_sub(sizes.iter().sum());
+                let share = $crate::output::share(&sizes, most.saturating_sub(frame));
+                let mut sizes = sizes.into_iter();
+                $(if sizes.next().is_some_and(|size| size > share) {
+                    let name = $crate::args::wire_name!($field $($wire)?);
+                    left_out.push(match $crate::output::Output::shorten(&mut self.$field, share) {
+                        0 => format!("part of {name}"),
+                        rows => format!("{rows} of {name}"),
+                    });
+                })*
+                left_out
+            }
+
+            fn shorten(&mut self, most: usize) -> usize {
+                self.fit(most);
+                0
+            }
         }
     )*};
 }
@@ -60,6 +101,38 @@ pub(crate) fn object(mut members: Vec<Member>) -> Value {
     json!({ "type": "object", "properties": properties, "required": required })
 }
 
+/// Returns a schema that does not say which members are always present.
+pub(crate) fn without_required(mut schema: Value) -> Value {
+    if let Value::Object(members) = &mut schema {
+        members.remove("required");
+        for name in ["properties", "items"] {
+            let Some(inner) = members.get_mut(name) else { continue };
+            match (name, inner) {
+                ("properties", Value::Object(all)) => {
+                    all.values_mut().for_each(|member| *member = without_required(member.take()));
+                }
+                (_, items) => *items = without_required(items.take()),
+            }
+        }
+    }
+    schema
+}
+
+/// Returns the largest size that each member may have if all together may have `most`. Smaller members leave their rest to
+/// the larger ones.
+pub(crate) fn share(sizes: &[usize], most: usize) -> usize {
+    let mut sizes = sizes.to_vec();
+    sizes.sort_unstable();
+    let (mut left, mut count) = (most, sizes.len());
+    for size in sizes {
+        if size > left / count {
+            return left / count;
+        }
+        (left, count) = (left - size, count - 1);
+    }
+    most
+}
+
 macro_rules! plain {
     ($($kind:literal: $($type:ty),+;)*) => {$($(
         impl Output for $type {
@@ -70,8 +143,56 @@ macro_rules! plain {
     )+)*};
 }
 
+impl Output for String {
+    fn schema() -> Value {
+        json!({ "type": "string" })
+    }
+
+    fn shorten(&mut self, most: usize) -> usize {
+        *self = shortened(self, most);
+        0
+    }
+}
+
+/// Returns three fifths of what fits from the beginning of a text and two fifths from its end, with a line between them
+/// that says how much is left out. If the text has such a line already, there is only one afterwards.
+fn shortened(text: &str, most: usize) -> String {
+    const BEFORE: &str = "… [";
+    const AFTER: &str = " bytes left out] …\n";
+    let cut = text.split_once(AFTER).and_then(|(before, tail)| {
+        let (head, count) = before.rsplit_once(BEFORE)?;
+        Some((head, count.parse::<usize>().ok()?, tail))
+    });
+    let (head, gone, tail) = cut.unwrap_or((text, 0, text));
+    // Two quotes, and the line with a number of up to 20 digits and its escaped ends.
+    let room = most.saturating_sub(BEFORE.len() + AFTER.len() + 26);
+    let head_end = fitting(head.chars(), room / 5 * 3);
+    let tail_start = tail.len() - fitting(tail.chars().rev(), room / 5 * 2);
+    let tail_start = if cut.is_some() { tail_start } else { tail_start.max(head_end) };
+    let gone = gone + if cut.is_some() { head.len() - head_end + tail_start } else { tail_start - head_end };
+    let (head, tail) = (&head[..head_end], &tail[tail_start..]);
+    let newline = if head.is_empty() || head.ends_with('\n') { "" } else { "\n" };
+    format!("{head}{newline}{BEFORE}{gone}{AFTER}{tail}")
+}
+
+/// Returns the length in bytes of the first characters that take at most `most` characters in a JSON string.
+fn fitting(chars: impl Iterator<Item = char>, most: usize) -> usize {
+    let mut left = most;
+    let fits = |c: &char| {
+        let needed = match c {
+            '"' | '\\' | '\n' | '\r' | '\t' => 2,
+            '\0'..' ' => 6,
+            _ => 1,
+        };
+        let fits = needed <= left;
+        left = left.saturating_sub(needed);
+        fits
+    };
+    chars.take_while(fits).map(char::len_utf8).sum()
+}
+
 plain! {
-    "string": String, &'static str;
+    "string": &'static str;
     "boolean": bool;
     "integer": i32, u32, u64, usize;
     "number": f64;
@@ -80,6 +201,23 @@ plain! {
 impl<O: Output> Output for Vec<O> {
     fn schema() -> Value {
         json!({ "type": "array", "items": O::schema() })
+    }
+
+    /// Keeps the first rows. If not even the first one fits, it is shortened.
+    fn shorten(&mut self, most: usize) -> usize {
+        let mut left = most.saturating_sub(2);
+        let mut fits = |row: &O| {
+            let needed = row.written() + 1;
+            let fits = needed <= left;
+            left = left.saturating_sub(needed);
+            fits
+        };
+        let (all, kept) = (self.len(), self.iter().take_while(|row| fits(row)).count());
+        self.truncate(kept.max(1));
+        if let Some(first) = self.first_mut().filter(|_| kept == 0) {
+            first.shorten(most.saturating_sub(2));
+        }
+        all - self.len()
     }
 }
 
@@ -92,6 +230,14 @@ impl<O: Output> Output for Option<O> {
 
     fn is_absent(&self) -> bool {
         self.is_none()
+    }
+
+    fn written(&self) -> usize {
+        self.as_ref().map_or(0, Output::written)
+    }
+
+    fn shorten(&mut self, most: usize) -> usize {
+        self.as_mut().map_or(0, |value| value.shorten(most))
     }
 }
 

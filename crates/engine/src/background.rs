@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::capture::weight_of;
 use crate::context::CellTurn;
 use crate::guest::lock;
+use crate::ids;
 use crate::memory::Hold;
 use crate::op::{EngineError, Ran, Realm, RunProgress, Waiting};
 
@@ -134,7 +135,7 @@ struct End {
 impl Background {
     pub(crate) fn new(realm: Realm, context_id: String, command: bool, cancel: CancellationToken) -> Self {
         Self {
-            id: format!("run-{}", uuid::Uuid::new_v4()),
+            id: format!("run-{}", ids::short()),
             realm,
             context_id,
             command,

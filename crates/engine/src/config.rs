@@ -146,6 +146,8 @@ pub struct RealmConfig {
     pub realm: Realm,
     /// Prefix of the ids that the engine generates: `ctx-`, `session-`, `sbx-`.
     pub id_prefix: &'static str,
+    /// Whether generated ids are short; otherwise they are UUIDs.
+    pub short_ids: bool,
     /// Timeout of a run that asks for none.
     pub timeout: Duration,
     /// Maximum timeout that a run may ask for.
@@ -229,6 +231,7 @@ impl RealmConfig {
         Self {
             realm,
             id_prefix: "ctx-",
+            short_ids: false,
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(300),
             max_command_timeout: Duration::from_secs(1800),

@@ -14,6 +14,7 @@ mod conversation;
 mod demand;
 mod engine;
 mod guest;
+mod ids;
 mod keyed;
 mod links;
 pub mod memory;

@@ -51,7 +51,7 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
         Op::CancelRun { run } => ops.cancel_run(&run),
         Op::WriteFile { owner, path, content } => ops.write_file(&call, owner, path, content).await,
         Op::ReadFile { owner, path } => ops.read_file(&call, owner, path).await,
-        Op::ListFiles { owner, path } => ops.list_files(&call, owner, path).await,
+        Op::ListFiles { owner, path, depth } => ops.list_files(&call, owner, path, depth).await,
         Op::EditFile { owner, path, edit } => ops.edit_file(&call, owner, path, edit).await,
         Op::SearchFiles { owner, path, search } => ops.search_files(&call, owner, path, search).await,
         Op::UploadLink { target, path } => ops.upload_link(&call, target, path).await,

@@ -62,7 +62,7 @@ async fn nothing_of_one_tenant_exists_for_another() {
         stop_op(&id),
         stop_op("mine"),
         file("x"),
-        Op::ListFiles { owner: files_of(&id), path: ".".into() },
+        Op::ListFiles { owner: files_of(&id), path: ".".into(), depth: None },
     ] {
         assert!(matches!(engine.execute(&stranger, op).await, Err(EngineError::ContextNotFound(_))));
     }
@@ -245,7 +245,7 @@ async fn files_go_in_and_out_while_a_cell_runs() {
     assert_eq!((path.as_str(), written), ("d/f", size));
     let read = Op::ReadFile { owner: files_of(&id), path: "d/f".into() };
     assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "d/f".into(), content, size, key }));
-    let list = Op::ListFiles { owner: files_of(&id), path: ".".into() };
+    let list = Op::ListFiles { owner: files_of(&id), path: ".".into(), depth: None };
     let Ok(Outcome::Files(FileListing { entries, total: 1, .. })) = engine.execute(&call(), list).await else {
         panic!()
     };

@@ -103,7 +103,7 @@ async fn a_crash_costs_variables_and_keeps_files() {
     let read = Op::ReadFile { owner: files_of(&id), path: "out.txt".into() };
     let Ok(Outcome::File { content, .. }) = engine.execute(&call(), read).await else { panic!() };
     assert_eq!(content, b"from python");
-    let list = Op::ListFiles { owner: files_of(&id), path: String::new() };
+    let list = Op::ListFiles { owner: files_of(&id), path: String::new(), depth: None };
     let Ok(Outcome::Files(engine::op::FileListing { entries, .. })) = engine.execute(&call(), list).await else {
         panic!()
     };

@@ -16,6 +16,7 @@ use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, 
 use crate::config::GuestConfig;
 use crate::host::{Broken, Host};
 use crate::outputs::Outputs;
+use crate::search::LEFT_OUT;
 use crate::searcher::Searches;
 
 const CHUNK: usize = 64 << 10;
@@ -308,6 +309,9 @@ impl FileOperations {
         let listed = self.resolve(list.root, &list.path).and_then(|resolved| match (resolved, list.order) {
             (ResolvedPath::Beneath(root, path), ListOrder::Path) => Ok(root.list(path, most)?),
             (ResolvedPath::Beneath(root, path), ListOrder::Newest) => Ok(root.list_newest(path, most)?),
+            (ResolvedPath::Beneath(root, path), ListOrder::Levels { depth }) => {
+                Ok(root.list_levels(path, most, depth, LEFT_OUT)?)
+            }
             (ResolvedPath::Outputs, order) => self.list_outputs(&list.path, most, order),
         });
         match listed {
@@ -332,10 +336,16 @@ impl FileOperations {
         let mut entries = Vec::new();
         self.outputs.each(|name, file| {
             let (size, modified) = file.metadata().map_or((0, 0), |metadata| (metadata.len(), metadata.mtime()));
-            entries.push(beneath::DirEntry { path: name.into(), kind: beneath::EntryKind::File, size, modified });
+            entries.push(beneath::DirEntry {
+                path: name.into(),
+                kind: beneath::EntryKind::File,
+                size,
+                modified,
+                below: None,
+            });
         });
         match order {
-            ListOrder::Path => entries.sort_by(|a, b| a.path.cmp(&b.path)),
+            ListOrder::Path | ListOrder::Levels { .. } => entries.sort_by(|a, b| a.path.cmp(&b.path)),
             ListOrder::Newest => entries.reverse(),
         }
         let total = entries.len() as u64;
@@ -456,7 +466,8 @@ fn entry(entry: beneath::DirEntry) -> FileEntry {
         beneath::EntryKind::Symlink => FileKind::Symlink,
         beneath::EntryKind::Other => FileKind::Other,
     };
-    FileEntry { path: entry.path.to_string_lossy().into_owned(), size: entry.size, kind, modified: entry.modified }
+    let beneath::DirEntry { path, size, modified, below, .. } = entry;
+    FileEntry { path: path.to_string_lossy().into_owned(), size, kind, modified, below }
 }
 
 #[cfg(test)]

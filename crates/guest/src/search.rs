@@ -18,8 +18,10 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use crate::files::FileFailure;
 
-/// Directories that are left out below the searched one, because they hold what tools made or fetched.
-const LEFT_OUT: &[&str] = &[".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".packages"];
+/// Directories that are left out below the searched one, and only counted below a listed one, because they hold what
+/// tools made or fetched.
+pub(crate) const LEFT_OUT: &[&str] =
+    &[".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".packages"];
 /// Maximum number of files and directories that a search visits.
 const MAX_VISITED: usize = 100_000;
 /// Maximum number of bytes that a search reads, and of one file.

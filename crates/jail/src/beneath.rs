@@ -48,6 +48,8 @@ pub struct DirEntry {
     pub size: u64,
     /// Modification time in seconds since 1970.
     pub modified: i64,
+    /// Number of entries below a directory that [`Root::list_levels`] counted instead of listing them.
+    pub below: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +132,13 @@ impl Root {
     pub fn list_one(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
         let path = path.as_ref();
         self.walk_at(path, max, SortOrder::Path)?.run_once().map_err(|e| error(path, e))
+    }
+
+    /// Lists the entries of `depth` levels, sorted by path. What is below them is counted, and so is the content of
+    /// directories with one of the names `closed`.
+    pub fn list_levels(&self, path: impl AsRef<Path>, max: usize, depth: u32, closed: &[&str]) -> Result<Listing> {
+        let path = path.as_ref();
+        self.walk_at(path, max, SortOrder::Path)?.run_levels(depth as usize, closed).map_err(|e| error(path, e))
     }
 
     fn walk(&self, path: &Path, max: usize, order: SortOrder) -> Result<Listing> {
@@ -340,12 +349,44 @@ impl Walk {
             if self.visited >= MAX_VISITED {
                 break;
             }
-            // The directory was removed or replaced, is unreadable, or is too deep for a path. It stays listed without
-            // any content.
-            let Ok(fd) = self.top.resolve(&dir, DIRECTORY, RESOLVE | ResolveFlags::NO_SYMLINKS) else { continue };
-            waiting.extend(self.visit(&dir, fd).unwrap_or_default());
+            waiting.extend(self.visit_dir(&dir));
         }
         Ok(self.listing())
+    }
+
+    /// Lists first, then counts, so that a large directory that is only counted takes no room from others.
+    fn run_levels(mut self, depth: usize, closed: &[&str]) -> rustix::io::Result<Listing> {
+        let is_closed = |dir: &Path| {
+            let name = dir.file_name().unwrap_or_default();
+            dir.components().count() >= depth || closed.iter().any(|closed| name == *closed)
+        };
+        let (mut counted, mut waiting): (Vec<_>, Vec<_>) =
+            self.visit_top()?.into_iter().partition(|dir| is_closed(dir));
+        while let Some(dir) = waiting.pop().filter(|_| self.visited < MAX_VISITED) {
+            let (closed, open): (Vec<_>, Vec<_>) = self.visit_dir(&dir).into_iter().partition(|dir| is_closed(dir));
+            counted.extend(closed);
+            waiting.extend(open);
+        }
+        let (entries, total) = (std::mem::take(&mut self.entries), self.total);
+        self.max = 0;
+        let mut below = BTreeMap::new();
+        for top in counted {
+            let before = self.visited;
+            let mut waiting = vec![top.clone()];
+            while let Some(dir) = waiting.pop().filter(|_| self.visited < MAX_VISITED) {
+                waiting.extend(self.visit_dir(&dir));
+            }
+            below.insert(top, self.visited - before);
+        }
+        let with_count = |entry: DirEntry| DirEntry { below: below.get(&entry.path).copied(), ..entry };
+        Ok(Listing { entries: entries.into_values().map(with_count).collect(), total })
+    }
+
+    /// Records the entries of a directory and returns its subdirectories. A directory that was removed or replaced, is
+    /// unreadable, or is too deep for a path has none.
+    fn visit_dir(&mut self, dir: &Path) -> Vec<PathBuf> {
+        let opened = self.top.resolve(dir, DIRECTORY, RESOLVE | ResolveFlags::NO_SYMLINKS);
+        opened.and_then(|fd| self.visit(dir, fd)).unwrap_or_default()
     }
 
     fn listing(self) -> Listing {
@@ -390,7 +431,8 @@ impl Walk {
         };
         self.total += 1;
         let size = if kind == EntryKind::File { stat.st_size as u64 } else { 0 };
-        self.entries.insert((Reverse(time), path.clone()), DirEntry { path, kind, size, modified: stat.st_mtime });
+        self.entries
+            .insert((Reverse(time), path.clone()), DirEntry { path, kind, size, modified: stat.st_mtime, below: None });
         if self.entries.len() > self.max {
             self.entries.pop_last();
         }

@@ -65,6 +65,9 @@ pub enum ListOrder {
     Path,
     /// Lists only regular files, most recently modified first.
     Newest,
+    /// Lists the entries of `depth` levels, sorted by path. What is below them is only counted, and so is the content of
+    /// directories with fetched or generated files, such as `node_modules`.
+    Levels { depth: u32 },
 }
 
 /// Time limit of a call. The guest counts from the moment it starts the work; the host enforces the limit again from
@@ -286,6 +289,9 @@ pub struct FileEntry {
     pub kind: FileKind,
     /// Modification time in seconds since 1970.
     pub modified: i64,
+    /// Number of entries below a directory that was not listed, but counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<u64>,
 }
 
 /// Describes what a search looks for, and its bounds.

@@ -698,6 +698,62 @@ fn without_moments(mut answer: Value) -> Value {
     answer
 }
 
+/// The object of a run in `sandpool`, which is in the first block alone.
+fn run_of(answer: &Value) -> Value {
+    assert_eq!(answer["result"].get("structuredContent"), None, "{answer}");
+    serde_json::from_str(answer["result"]["content"][0]["text"].as_str().unwrap()).unwrap()
+}
+
+/// What a model reads before it does anything. A tool that is added later may take 800 characters.
+#[tokio::test]
+async fn the_list_of_sandpool_s_tools_is_short() {
+    const FIRST: [&str; 14] = [
+        "run_code",
+        "run_command",
+        "wait_run",
+        "cancel_run",
+        "create_context",
+        "list_contexts",
+        "stop_context",
+        "read_file",
+        "write_file",
+        "list_files",
+        "browser_open",
+        "browser_act",
+        "browser_snapshot",
+        "browser_screenshot",
+    ];
+    for lang in [Lang::En, Lang::Zh] {
+        let mut client = Client::speaking(&sandpool::DIALECT, Some(lang), StdioOptions::default());
+        client.say(INITIALIZE, 1).await;
+        client.say(INITIALIZED, 0).await;
+        let answer = client.request(1, "tools/list", json!({})).await;
+        let tools = answer["result"]["tools"].as_array().unwrap();
+        let length = |value: &Value| value.to_string().chars().count();
+        assert_eq!(tools.len(), sandpool::DIALECT.tools.len());
+        let lengths: Vec<(&str, usize)> =
+            tools.iter().map(|tool| (tool["name"].as_str().unwrap(), length(tool))).collect();
+        let most = 16_000 + 800 * (tools.len() - 17);
+        assert!(length(&answer["result"]) <= most, "{lang:?}: {} {lengths:?}", length(&answer["result"]));
+        for (name, length) in lengths.into_iter().filter(|(name, _)| !FIRST.contains(name)) {
+            assert!(length <= 800, "{lang:?} {name}: {length}");
+        }
+        client.end().await;
+    }
+}
+
+#[test]
+fn the_browser_tools_are_not_listed_where_the_operator_turned_the_browser_off() {
+    let names = |options: &Options| sandpool::DIALECT.offered(options).map(|row| row.name).collect::<Vec<_>>();
+    assert_eq!(names(&Options::default()).len(), sandpool::DIALECT.tools.len());
+    let without = names(&Options { browser: false, ..Options::default() });
+    assert_eq!(without.len(), sandpool::DIALECT.tools.len() - 4);
+    assert!(without.iter().all(|name| !name.starts_with("browser_")), "{without:?}");
+    // The other dialects list what their documents do.
+    let workbench = dialects::find("workbench", &Options::default()).unwrap();
+    assert_eq!(workbench.offered(&Options { browser: false, ..Options::default() }).count(), workbench.tools.len());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_run_that_lasts_becomes_a_task_of_a_client_that_knows_them() {
     let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
@@ -739,13 +795,13 @@ async fn a_run_that_ends_soon_is_answered_as_ever() {
         let answer = modern(&mut client, tasks, "tools/call", code_to_run("1 / 0")).await;
         let result = &answer["result"];
         assert_eq!((&result["resultType"], &result["isError"]), (&json!("complete"), &json!(true)), "{answer}");
-        assert_eq!(result["structuredContent"]["error"]["name"], "ZeroDivisionError");
-        assert_eq!(result["structuredContent"].get("run"), None);
+        assert_eq!(run_of(&answer)["error"]["name"], "ZeroDivisionError");
+        assert_eq!(run_of(&answer).get("run"), None);
     }
     // The client's own background run is its own business.
     let call = json!({ "name": "run_code", "arguments": { "code": "forever", "background": true } });
     let answer = modern(&mut client, true, "tools/call", call).await;
-    assert_eq!(answer["result"]["structuredContent"]["status"], "running", "{answer}");
+    assert_eq!(run_of(&answer)["status"], "running", "{answer}");
     client.end().await;
 }
 
@@ -791,7 +847,7 @@ async fn a_client_that_does_not_know_tasks_sees_nothing_of_them() {
         assert_eq!(answer["result"]["capabilities"], json!({ "resources": {}, "tools": {} }));
     }
     let answer = client.request(1, "tools/call", code_to_run("lasting")).await;
-    assert_eq!(answer["result"]["structuredContent"]["status"], "ok", "{answer}");
+    assert_eq!(run_of(&answer)["success"], true, "{answer}");
     client.end().await;
 
     // Where runs cannot go on in the background, there are no tasks.

@@ -172,6 +172,11 @@ impl ToolResult {
         serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
+    /// The object of the answer; see [`object_of`].
+    pub fn facts(&self) -> Value {
+        object_of(&self.0)
+    }
+
     pub fn is_error(&self) -> bool {
         self.0["isError"] == true
     }
@@ -182,5 +187,27 @@ impl ToolResult {
 
     pub fn images(&self) -> Vec<&Value> {
         self.0["content"].as_array().map_or(Vec::new(), |c| c.iter().filter(|b| b["type"] == "image").collect())
+    }
+}
+
+/// The object of a tool's result: `structuredContent`, or the JSON of a text block in a tool that sends it there alone. If
+/// another text stands before that block, it is the member `content`.
+pub fn object_of(result: &Value) -> Value {
+    if let Some(object) = result.get("structuredContent") {
+        return object.clone();
+    }
+    let texts: Vec<&str> =
+        result["content"].as_array().into_iter().flatten().filter_map(|b| b["text"].as_str()).collect();
+    let parsed = texts.iter().enumerate().rev().find_map(|(at, text)| {
+        let object: Value = serde_json::from_str(text).ok()?;
+        object.is_object().then_some((at, object))
+    });
+    match parsed {
+        Some((0, object)) => object,
+        Some((_, mut object)) => {
+            object["content"] = texts[0].into();
+            object
+        }
+        None => Value::Null,
     }
 }

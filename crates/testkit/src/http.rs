@@ -301,11 +301,11 @@ impl Mcp {
         self.request("tools/call", json!({ "name": tool, "arguments": arguments }))
     }
 
-    /// A result that is no error, as `structuredContent` has it.
+    /// The object of a result that is no error.
     pub fn good(&mut self, tool: &str, arguments: Value) -> Value {
         let answer = self.call(tool, arguments.clone());
         assert_eq!(answer["result"]["isError"], false, "{tool} {arguments}: {answer}");
-        answer["result"]["structuredContent"].clone()
+        crate::client::object_of(&answer["result"])
     }
 
     pub fn notify(&mut self, method: &str, params: Value) -> Answer {

@@ -1,11 +1,14 @@
-//! Pure functions that write text in the same way everywhere: shortened text, hex digits, escapes of addresses, times.
+//! Pure functions that write text in the same way everywhere: shortened text, plain text, hex digits, escapes of
+//! addresses, times.
 #![warn(unreachable_pub)]
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+mod plain;
 mod time;
 
+pub use plain::{plain, unfinished};
 pub use time::{iso8601, unix_now};
 
 /// Shortens a value from a caller for use in a message.

@@ -81,6 +81,7 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         waiting: Waiting::to_string,
         server_name: "agentrun-mcp-server",
         default_lang: Lang::Zh,
+        brief: false,
         tools,
         aliases: &[],
         unknown_tool_code: -32602,

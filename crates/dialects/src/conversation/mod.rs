@@ -79,6 +79,7 @@ const fn dialect(tools: &'static [ToolRow], aliases: &'static [(&'static str, &'
         waiting: Waiting::to_string,
         server_name: "mcp-code-sandbox",
         default_lang: Lang::En,
+        brief: false,
         tools,
         aliases,
         unknown_tool_code: -32602,

@@ -48,6 +48,7 @@ pub static DIALECT: Dialect = Dialect {
     waiting: Waiting::to_string,
     server_name: "microsandbox-mcp-server",
     default_lang: Lang::En,
+    brief: false,
     tools: &[
         tool!("execute_code", Hints::ACTS, execute_code, render::code_schema, render::error),
         tool!("execute_command", Hints::ACTS, execute_command, render::command_schema, render::error),

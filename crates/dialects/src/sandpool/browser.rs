@@ -11,7 +11,6 @@ use super::files::below;
 use super::{page, target};
 use crate::args::{AnyText, Argument, Count, Timeout, Whole, args, choice, choices};
 use crate::operation::{self, Operation};
-use crate::shared::TEXT_BUDGET;
 use crate::shared::browse::{LOOKING, OPENING};
 use crate::shared::files::{WORKSPACE, path_below};
 use crate::{ArgError, FieldKind, Lowering, Options};
@@ -131,7 +130,7 @@ fn browse(context: Option<String>, ask: Ask, timeout: Duration) -> Browse {
 }
 
 fn answered(operation: Operation<Browsed>) -> Lowering {
-    operation.answer(|input, browsed| page::browsed(input, browsed, TEXT_BUDGET))
+    operation.answer(|input, browsed| page::browsed(input, browsed, USUAL_SNAPSHOT_CHARS as usize))
 }
 
 pub(super) fn open(args: OpenArgs, options: &Options) -> Lowering {

@@ -4,11 +4,12 @@ use engine::op::{ContextInfo, ContextSelector, Language, NewContext, SharedVolum
 use serde_json::Value;
 
 use super::DEFAULT_CONTEXT;
+use super::answer::answer;
 use crate::args::{Argument, ChosenId, args};
 use crate::operation;
 use crate::output::{output, unless_empty};
 use crate::shared::moment;
-use crate::{Answer, ArgError, Lowering, Options};
+use crate::{ArgError, Lowering, Options};
 
 args! {
     struct CreateContextArgs { name: Option<ContextName>, language: Option<Language>, size: Option<Size> }
@@ -33,8 +34,10 @@ output! {
     struct ContextRow {
         context: String,
         name: Option<String>,
-        language: &'static str,
-        status: &'static str,
+        /// Language of code that names none, if it is not Python.
+        language: Option<&'static str>,
+        /// `busy` while something runs in it.
+        status: Option<&'static str>,
         memory_mb: u64,
         cpus: f64,
         created_at: String,
@@ -44,7 +47,7 @@ output! {
         note: Option<String>,
     }
 
-    struct Contexts { contexts: Vec<ContextRow>, total: usize }
+    struct Contexts { contexts: Vec<ContextRow>, total: usize, note: Option<String> }
     struct Stopped {
         context: String,
         status: &'static str,
@@ -57,10 +60,11 @@ output! {
 impl From<ContextInfo> for ContextRow {
     fn from(context: ContextInfo) -> Self {
         Self {
+            // A context without a name is named by its id.
+            name: Some(context.name).filter(|name| !name.is_empty() && *name != context.id),
             context: context.id,
-            name: Some(context.name).filter(|name| !name.is_empty()),
-            language: context.language.name(),
-            status: if context.busy { "busy" } else { "idle" },
+            language: Some(context.language).filter(|language| *language != Language::Python).map(Language::name),
+            status: context.busy.then_some("busy"),
             memory_mb: context.limits.memory_bytes >> 20,
             cpus: f64::from(context.limits.cpu_millis) / 1000.0,
             created_at: moment(context.created_at),
@@ -86,24 +90,26 @@ pub(super) fn create_context(args: CreateContextArgs, _: &Options) -> Lowering {
     let name = args.name.map(|name| name.0).unwrap_or_default();
     let language = args.language.unwrap_or(Language::Python);
     operation::create_context(NewContext { size: args.size, ..NewContext::named(name, language) })
-        .answer(|_, (context, _)| Answer::json(&ContextRow::from(context)))
+        .answer(|input, (context, _)| answer(input, context.into(), |row: &mut ContextRow| &mut row.note, ""))
 }
 
 pub(super) fn list_contexts(_: ListContextsArgs, _: &Options) -> Lowering {
-    operation::list_contexts().answer(|_, contexts| {
+    operation::list_contexts().answer(|input, contexts| {
         let total = contexts.len();
-        Answer::json(&Contexts { contexts: contexts.into_iter().map(ContextRow::from).collect(), total })
+        let rows = Contexts { contexts: contexts.into_iter().map(ContextRow::from).collect(), total, note: None };
+        answer(input, rows, |rows| &mut rows.note, "Remove contexts that are not needed with stop_context.")
     })
 }
 
 pub(super) fn stop_context(args: StopContextArgs, _: &Options) -> Lowering {
-    operation::stop_context(ContextSelector::Named(args.context)).answer(|_, stopped| {
+    operation::stop_context(ContextSelector::Named(args.context)).answer(|input, stopped| {
         let note = match stopped.ended_calls {
             0 => None,
             1 => Some("A call that was running in it was ended.".to_owned()),
             calls => Some(format!("{calls} calls that were running in it were ended.")),
         };
         let ended_runs = unless_empty(stopped.ended_runs);
-        Answer::json(&Stopped { context: stopped.context_id, status: "stopped", ended_runs, note })
+        let object = Stopped { context: stopped.context_id, status: "stopped", ended_runs, note };
+        answer(input, object, |object| &mut object.note, "")
     })
 }

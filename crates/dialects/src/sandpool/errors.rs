@@ -6,6 +6,7 @@ use engine::op::{EngineError, Waiting};
 use serde_json::json;
 use text::shown;
 
+use super::answer::bounded;
 use crate::shared::seconds;
 use crate::{Answer, ArgError, Block, RenderInput, Reply};
 
@@ -19,6 +20,7 @@ pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
 
 /// Renders a failure as a sentence in place of an object.
 pub(super) fn failure(sentence: String) -> Answer {
+    let sentence = bounded(&sentence);
     let structured = json!({ "error": sentence });
     Answer { blocks: vec![Block::Text(sentence)], structured, ..Answer::default() }.failed()
 }

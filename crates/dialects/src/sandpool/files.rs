@@ -2,18 +2,21 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{Edit, Edited, EngineError, FileOwner, FoundLines, Root, Search, SearchBound, UploadLink};
+use engine::op::{
+    Edit, Edited, EngineError, FileEntry, FileKind, FileListing, FileOwner, FoundLines, Root, Search, SearchBound,
+    UploadLink,
+};
 use serde_json::{Value, json};
 use text::{clipped, iso8601, shown};
 
+use super::answer::answer;
 use super::errors::{self, failure};
 use super::target;
-use crate::args::{AnyText, Argument, Count, args};
+use crate::args::{AnyText, Argument, Count, Whole, args};
 use crate::links::Address;
 use crate::operation::{self, FileRead, FileWritten};
 use crate::output::output;
-use crate::shared::TEXT_BUDGET;
-use crate::shared::files::{Encoding, FILE_BUDGET, Listing, WORKSPACE, decode, path_below};
+use crate::shared::files::{Encoding, WORKSPACE, decode, path_below};
 use crate::shared::run::{PICTURE_BUDGET, VISIBLE};
 use crate::{Answer, ArgError, Block, Lowering, Options, RenderInput, Reply, mime};
 
@@ -28,7 +31,7 @@ args! {
     }
 
     struct WriteFileArgs { path: FilePath, content: AnyText, context: Option<String>, encoding: Option<Encoding> }
-    struct ListFilesArgs { path: Option<FilePath>, context: Option<String> }
+    struct ListFilesArgs { path: Option<FilePath>, depth: Option<Whole<1, MOST_LEVELS>>, context: Option<String> }
 
     struct EditFileArgs {
         path: Located,
@@ -52,8 +55,7 @@ args! {
 /// Directories beside the workspace. The last one holds kept output; no code can look into it.
 pub(super) const OUTPUTS: &str = "/outputs";
 const DIRECTORIES: [(&str, Root); 3] = [("/tmp", Root::Tmp), ("/data", Root::Data), (OUTPUTS, Root::Outputs)];
-/// Maximum size of the lines that a search returns.
-const FOUND_BUDGET: usize = TEXT_BUDGET / 4 * 3;
+const MOST_LEVELS: u64 = 100;
 
 /// A path in one of the directories of a context.
 struct Located {
@@ -152,8 +154,9 @@ pub(super) fn write_file(args: WriteFileArgs, _: &Options) -> Lowering {
 
 pub(super) fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {
     let directory = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
-    operation::list_files(FileOwner::Context(target(args.context)), directory.clone())
-        .answer(move |_, files| Answer::json(&Listing::of(&directory, files)))
+    let depth = args.depth.and_then(|depth| u32::try_from(depth.0).ok()).unwrap_or(1);
+    operation::list_levels(FileOwner::Context(target(args.context)), directory.clone(), depth)
+        .answer(move |input, files| listed(input, &directory, files))
 }
 
 pub(super) fn edit_file(args: EditFileArgs, _: &Options) -> Lowering {
@@ -163,15 +166,12 @@ pub(super) fn edit_file(args: EditFileArgs, _: &Options) -> Lowering {
     operation::edit_file(owner, args.path.path, edit).answer(move |_, edit| edited(&prefix, edit))
 }
 
-pub(super) fn search_files(args: SearchFilesArgs, _: &Options) -> Lowering {
+pub(super) fn search_files(args: SearchFilesArgs, options: &Options) -> Lowering {
     let at = args.path.unwrap_or(Located { root: Root::Workspace, path: ".".into() });
-    let search = Search { glob: args.glob, text: args.text, regex: args.regex, max_bytes: FOUND_BUDGET };
+    let search = Search { glob: args.glob, text: args.text, regex: args.regex, max_bytes: options.text_budget / 4 * 3 };
     let owner = at.owner(args.context);
-    let prefix = match at.path.trim_matches('/').trim_start_matches("./") {
-        "" | "." => at.prefix(),
-        below => format!("{}{below}/", at.prefix()),
-    };
-    operation::search_files(owner, at.path, search).answer(move |_, found| matches(&prefix, found))
+    let prefix = at.prefix() + &prefix_of(&at.path);
+    operation::search_files(owner, at.path, search).answer(move |input, found| matches(input, &prefix, found))
 }
 
 pub(super) fn upload_link(args: UploadLinkArgs, _: &Options) -> Lowering {
@@ -180,7 +180,7 @@ pub(super) fn upload_link(args: UploadLinkArgs, _: &Options) -> Lowering {
         match input.links.upload(&id) {
             Some(url) => {
                 let expires_at = iso8601(i64::try_from(expires_at).unwrap_or(i64::MAX));
-                Answer::json(&UploadAddress { url, path, max_bytes, expires_at })
+                Answer::compact(&UploadAddress { url, path, max_bytes, expires_at })
             }
             None => failure("This server has no address for links; send the file with write_file.".into()),
         }
@@ -213,6 +213,7 @@ struct View {
 output! {
     struct EditedFile { path: String, replaced: u64, size: u64 }
     struct Matches { matches: Vec<String>, note: Option<String> }
+    struct Listed { files: Vec<String>, note: Option<String> }
     struct UploadAddress { url: String, path: String, max_bytes: u64, expires_at: String }
     struct WrittenFile { path: String, size: u64, url: Option<String> }
 
@@ -220,6 +221,7 @@ output! {
     struct File {
         path: String,
         size: u64,
+        /// `base64`, or nothing for text.
         encoding: Option<&'static str>,
         /// The text of an answer has the content in a separate block.
         content: Option<String>,
@@ -233,17 +235,44 @@ output! {
 
 fn written(input: &RenderInput<'_>, written: FileWritten) -> Answer {
     let FileWritten { path, size, key } = written;
-    let link = input.link(&key, &path, Some(size));
-    let mut answer = Answer::json(&WrittenFile { path, size, url: Block::address(link.as_ref()) });
-    answer.blocks.extend(link);
-    answer
+    let url = input.links.to(&key, &path);
+    Answer::compact(&WrittenFile { path, size, url })
+}
+
+/// Returns a line for each entry: a path and its size, or a directory and the number of entries below it if they are not
+/// listed. Paths begin where the next call expects it.
+fn listed(input: &RenderInput<'_>, directory: &str, listing: FileListing) -> Answer {
+    let prefix = prefix_of(directory);
+    let row = |entry: &FileEntry| {
+        let path = format!("{prefix}{}", entry.path);
+        match (entry.kind, entry.below) {
+            (FileKind::File, _) => format!("{path} {}", entry.size),
+            (FileKind::Directory, None) => format!("{path}/"),
+            (FileKind::Directory, Some(1)) => format!("{path}/ 1 entry"),
+            (FileKind::Directory, Some(below)) => format!("{path}/ {below} entries"),
+            (FileKind::Symlink, _) => format!("{path} symlink"),
+            (FileKind::Other, _) => format!("{path} special"),
+        }
+    };
+    let left = listing.total.saturating_sub(listing.entries.len() as u64);
+    let note = (left > 0).then(|| format!("{left} more are not listed."));
+    let object = Listed { files: listing.entries.iter().map(row).collect(), note };
+    answer(input, object, |object| &mut object.note, "List a subdirectory with path, or find names with search_files.")
+}
+
+/// Returns what stands before the paths below a directory.
+fn prefix_of(directory: &str) -> String {
+    match directory.trim_matches('/').trim_start_matches("./") {
+        "" | "." => String::new(),
+        below => format!("{below}/"),
+    }
 }
 
 fn edited(prefix: &str, edited: Edited) -> Answer {
     let Edited { path, found, replaced, lines, size } = edited;
     let path = format!("{prefix}{path}");
     match (replaced, found) {
-        (1.., _) => Answer::json(&EditedFile { path, replaced, size }),
+        (1.., _) => Answer::compact(&EditedFile { path, replaced, size }),
         (0, 0) => failure(format!(
             "old_string does not occur in {}; read_file shows its text. Spaces and line ends count.",
             shown(&path)
@@ -261,7 +290,7 @@ fn edited(prefix: &str, edited: Edited) -> Answer {
     }
 }
 
-fn matches(prefix: &str, found: FoundLines) -> Answer {
+fn matches(input: &RenderInput<'_>, prefix: &str, found: FoundLines) -> Answer {
     let row = |line: &engine::op::FoundLine| {
         // An empty path means that the searched path is a file.
         let path = if line.path.is_empty() { prefix.trim_end_matches('/') } else { prefix };
@@ -278,50 +307,47 @@ fn matches(prefix: &str, found: FoundLines) -> Answer {
     let skipped = (found.skipped > 0).then(|| format!("Left out as binary or too large: {}.", found.skipped));
     let notes: Vec<String> = stopped.into_iter().chain(skipped).collect();
     let note = (!notes.is_empty()).then(|| notes.join(" "));
-    Answer::json(&Matches { matches: found.lines.iter().map(row).collect(), note })
+    let object = Matches { matches: found.lines.iter().map(row).collect(), note };
+    answer(input, object, |object| &mut object.note, "Search for something rarer, or in a smaller directory.")
 }
 
 fn file(input: &RenderInput<'_>, asked: &View, prefix: &str, read: FileRead) -> Answer {
     let FileRead { path, content, size, key } = read;
-    let link = input.link(&key, &path, Some(size)).filter(|_| !key.is_empty());
-    let path = format!("{prefix}{path}");
-    let file = File { size, url: Block::address(link.as_ref()), path, ..File::default() };
+    let url = input.links.to(&key, &path).filter(|_| !key.is_empty());
+    let file = File { size, url, path: format!("{prefix}{path}"), ..File::default() };
+    let most = input.options.text_budget;
     if content.len() as u64 != size {
-        let note = match link {
+        let note = match &file.url {
             Some(_) if prefix.starts_with(OUTPUTS) => "Too large for an answer: fetch it from the url.",
             Some(_) => {
                 "Too large for an answer: fetch it from the url, or read parts of it with run_command (head, tail, sed)."
             }
             None => "Too large for an answer: read parts of it with run_command (head, tail, sed).",
         };
-        let mut answer = Answer::json(&File { note: Some(note.into()), ..file });
-        answer.blocks.extend(link);
-        return answer;
+        return Answer::compact(&File { note: Some(note.into()), ..file });
     }
-    let mut answer = match (asked.encoding, String::from_utf8(content)) {
-        (None | Some(Encoding::Utf8), Ok(text)) => text_file(asked, file, &text),
+    match (asked.encoding, String::from_utf8(content)) {
+        (None | Some(Encoding::Utf8), Ok(text)) => text_file(asked, file, &text, most),
         (Some(Encoding::Base64), content) => {
-            bytes_file(file, &content.map_or_else(|e| e.into_bytes(), String::into_bytes))
+            bytes_file(file, &content.map_or_else(|e| e.into_bytes(), String::into_bytes), most)
         }
         (Some(Encoding::Utf8), Err(_)) => {
-            return failure(format!("{} is not text in UTF-8; read it with encoding base64.", shown(&file.path)));
+            failure(format!("{} is not text in UTF-8; read it with encoding base64.", shown(&file.path)))
         }
         (None, Err(content)) => other_file(file, content.as_bytes()),
-    };
-    answer.blocks.extend(link);
-    answer
+    }
 }
 
 /// Renders the content unchanged in a separate block, then the other facts. The object has both.
 fn with_content(file: File, content: String) -> Answer {
-    let mut answer = Answer::json(&file);
+    let mut answer = Answer::compact(&file);
     answer.blocks.insert(0, Block::Text(content.clone()));
     answer.structured = json!(File { content: Some(content), ..file });
     answer
 }
 
 /// Returns as many of the requested lines as fit.
-fn text_file(asked: &View, file: File, text: &str) -> Answer {
+fn text_file(asked: &View, file: File, text: &str, most: usize) -> Answer {
     let count = |lines: Count| usize::try_from(lines.0).unwrap_or(usize::MAX);
     let first = asked.offset.map_or(1, count);
     let total = text.split_inclusive('\n').count();
@@ -329,7 +355,7 @@ fn text_file(asked: &View, file: File, text: &str) -> Answer {
         return failure(format!("{} has {total} lines; offset {first} is beyond its end.", shown(&file.path)));
     }
     let mut content = String::new();
-    let mut room = TEXT_BUDGET;
+    let mut room = most;
     let mut next = first;
     let mut note = None;
     for line in text.split_inclusive('\n').skip(first - 1).take(asked.limit.map_or(usize::MAX, count)) {
@@ -348,18 +374,18 @@ fn text_file(asked: &View, file: File, text: &str) -> Answer {
     }
     let next_line = (next <= total).then_some(next);
     let first_line = (first > 1 || next_line.is_some()).then_some(first);
-    let file = File { encoding: Some("utf-8"), first_line, next_line, total_lines: Some(total), note, ..file };
+    let file = File { first_line, next_line, total_lines: first_line.map(|_| total), note, ..file };
     with_content(file, content)
 }
 
-fn bytes_file(file: File, bytes: &[u8]) -> Answer {
+fn bytes_file(file: File, bytes: &[u8], most: usize) -> Answer {
     let content = STANDARD.encode(bytes);
-    if content.len() > FILE_BUDGET {
+    if content.len() > most {
         return failure(format!(
             "{} has {} bytes, too many for one answer; read it in parts with run_code{}.",
             shown(&file.path),
             file.size,
-            if file.url.is_some() { ", or download it from the link" } else { "" }
+            if file.url.is_some() { ", or download it from its url" } else { "" }
         ));
     }
     with_content(File { encoding: Some("base64"), ..file }, content)
@@ -372,9 +398,9 @@ fn other_file(file: File, bytes: &[u8]) -> Answer {
     let data = VISIBLE.contains(&mime).then(|| STANDARD.encode(bytes)).filter(|data| data.len() <= PICTURE_BUDGET);
     let Some(data) = data else {
         let note = "Not text: work on it with run_code, or read it with encoding base64.";
-        return Answer::json(&File { note: Some(note.into()), ..file });
+        return Answer::compact(&File { note: Some(note.into()), ..file });
     };
-    let mut answer = Answer::json(&File { note: Some("The picture follows as an image block.".into()), ..file });
+    let mut answer = Answer::compact(&file);
     answer.blocks.push(Block::Image { data, mime });
     answer
 }

@@ -7,9 +7,9 @@ use engine::op::{ContextSelector, Language, NewContext, Target};
 use engine::{Realm, RealmConfig};
 
 use super::output::Output;
-use super::shared::files::Listing;
 use super::{Dialect, Hints, Lang, LimitHelp, ToolRow, tool};
 
+mod answer;
 mod browser;
 mod contexts;
 mod errors;
@@ -19,8 +19,8 @@ mod page;
 mod runs;
 
 use contexts::{ContextRow, Contexts, Stopped};
-use files::{EditedFile, File, Matches, UploadAddress, WrittenFile};
-use runs::{Cancelled, Run};
+use files::{EditedFile, Listed, Matches, UploadAddress, WrittenFile};
+use runs::Cancelled;
 
 pub const REALM: Realm = Realm("sandpool");
 
@@ -30,6 +30,7 @@ const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
 pub fn realm() -> RealmConfig {
     let usual = RealmConfig::usual(REALM);
     RealmConfig {
+        short_ids: true,
         one_run_at_a_time: false,
         waiting_counts: true,
         stop_ends_runs: true,
@@ -49,30 +50,31 @@ pub static DIALECT: Dialect = Dialect {
     waiting: errors::waiting,
     server_name: "sandpool",
     default_lang: Lang::En,
+    brief: true,
     tools: &[
-        tool!("run_code", Hints::ACTS, runs::run_code, Run::schema, runs::error),
-        tool!("run_command", Hints::ACTS, runs::run_command, Run::schema, runs::error),
+        tool!("run_code", Hints::ACTS, runs::run_code, runs::error),
+        tool!("run_command", Hints::ACTS, runs::run_command, runs::error),
         WAIT_RUN,
         tool!("cancel_run", Hints::REPLACES, runs::cancel_run, Cancelled::schema, errors::error),
         tool!("create_context", Hints::ADDS, contexts::create_context, ContextRow::schema, errors::error),
         tool!("list_contexts", Hints::READS, contexts::list_contexts, Contexts::schema, errors::error),
         tool!("stop_context", Hints::REPLACES, contexts::stop_context, Stopped::schema, errors::error),
-        tool!("read_file", Hints::READS, files::read_file, File::schema, files::error),
+        tool!("read_file", Hints::READS, files::read_file, files::error),
         tool!("write_file", Hints::REPLACES, files::write_file, WrittenFile::schema, errors::error),
-        tool!("list_files", Hints::READS, files::list_files, Listing::schema, errors::error),
+        tool!("list_files", Hints::READS, files::list_files, Listed::schema, errors::error),
         tool!("edit_file", Hints::ACTS, files::edit_file, EditedFile::schema, files::error),
         tool!("search_files", Hints::READS, files::search_files, Matches::schema, files::error),
         tool!("upload_link", Hints::ADDS, files::upload_link, UploadAddress::schema, errors::error),
-        tool!("browser_open", Hints::ACTS, browser::open, || page::schema(&[]), page::error),
-        tool!(
-            "browser_act",
-            Hints::ACTS,
-            browser::act,
-            || page::schema(&["changed", "log", "tabs", "value"]),
-            page::error
-        ),
-        tool!("browser_snapshot", Hints::READS, browser::snapshot, page::snapshot_schema, page::error),
-        tool!("browser_screenshot", Hints::READS, browser::screenshot, page::screenshot_schema, page::error),
+        ToolRow {
+            for_browser: true,
+            ..tool!("browser_open", Hints::ACTS, browser::open, || page::schema(&[]), page::error)
+        },
+        ToolRow {
+            for_browser: true,
+            ..tool!("browser_act", Hints::ACTS, browser::act, || page::schema(&page::OF_ACTIONS), page::error)
+        },
+        ToolRow { for_browser: true, ..tool!("browser_snapshot", Hints::READS, browser::snapshot, page::error) },
+        ToolRow { for_browser: true, ..tool!("browser_screenshot", Hints::READS, browser::screenshot, page::error) },
     ],
     aliases: &[],
     unknown_tool_code: -32602,
@@ -83,7 +85,7 @@ pub static DIALECT: Dialect = Dialect {
     background: Some(&WAIT_RUN),
 };
 
-const WAIT_RUN: ToolRow = tool!("wait_run", Hints::READS, runs::wait_run, Run::schema, runs::error);
+const WAIT_RUN: ToolRow = tool!("wait_run", Hints::READS, runs::wait_run, runs::error);
 
 /// Name of the context for calls that name none.
 const DEFAULT_CONTEXT: &str = "default";

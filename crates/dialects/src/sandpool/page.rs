@@ -5,13 +5,14 @@ use engine::op::{Browsed, EngineError};
 use serde_json::Value;
 use text::clipped;
 
+use super::answer::{add_note, bounded};
 use super::errors::sentence;
-use super::network;
-use crate::output::{object, output, unless_empty};
+use super::{DEFAULT_CONTEXT, network};
+use crate::output::{Output, object, output, unless_empty};
 use crate::shared::browse::{self, Barrier, PageNotes};
+use crate::shared::one_line;
 use crate::shared::run::Picture;
 use crate::shared::untrusted;
-use crate::shared::{TEXT_BUDGET, one_line};
 use crate::{Answer, Block, RenderInput, Reply};
 
 output! {
@@ -55,27 +56,20 @@ output! {
         denied: Option<Vec<String>>,
     }
 
-    struct TabRow { tab: u32, url: String, title: String, shown: bool }
+    struct TabRow { tab: u32, url: String, title: String, shown: Option<bool> }
     struct Failed { success: bool, error: String }
 }
 
-/// The members that only some of the browser tools have.
-const SPECIAL: [&str; 11] =
-    ["changed", "elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
+/// The members that only `browser_act` has, and those that the tools without a schema add.
+pub(super) const OF_ACTIONS: [&str; 4] = ["changed", "log", "tabs", "value"];
+const OF_OTHERS: [&str; 7] = ["elements", "height", "next", "notes", "removed", "snapshot", "width"];
 
 /// Returns the schema of the members that all browser tools share, and of the members that `more` names.
 pub(super) fn schema(more: &[&str]) -> Value {
     let mut members = untrusted::members(TrustedMembers::members(), UntrustedMembers::members());
-    members.retain(|(name, ..)| !SPECIAL.contains(name) || more.contains(name));
+    let is_special = |name: &str| OF_ACTIONS.contains(&name) || OF_OTHERS.contains(&name);
+    members.retain(|(name, ..)| !is_special(name) || more.contains(name));
     object(members)
-}
-
-pub(super) fn screenshot_schema() -> Value {
-    schema(&["height", "width"])
-}
-
-pub(super) fn snapshot_schema() -> Value {
-    schema(&["elements", "next", "notes", "removed", "snapshot"])
 }
 
 #[derive(Default)]
@@ -86,8 +80,10 @@ struct Page {
 
 impl Page {
     /// Returns the answer: the object, and its text, in which the members of the page are marked.
-    fn answer(&self, input: &RenderInput<'_>) -> Answer {
-        let blocks = vec![Block::Text(input.fence.json(&self.trusted, &self.untrusted))];
+    fn answer(&mut self, input: &RenderInput<'_>) -> Answer {
+        let left_out = self.untrusted.fit(input.options.text_budget);
+        add_note(&mut self.trusted.note, &left_out, "Ask for less at once.");
+        let blocks = vec![Block::Text(input.fence.compact_json(&self.trusted, &self.untrusted))];
         Answer { blocks, structured: self.structured(), fits: true, ..Answer::default() }
     }
 
@@ -104,13 +100,12 @@ pub(super) fn browsed(input: &RenderInput<'_>, mut browsed: Browsed, most: usize
     let trusted = TrustedMembers {
         success: browsed.result.is_ok(),
         notice: browsed.notice,
-        context: Some(browsed.context.id),
+        context: (browsed.context.name != DEFAULT_CONTEXT).then_some(browsed.context.id),
         context_created: browsed.created.then_some(true),
         ..TrustedMembers::default()
     };
     let mut page = Page { trusted, untrusted: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
-    page.untrusted.changed =
-        browsed.extras.changed.as_deref().map(|changed| clipped(changed, TEXT_BUDGET).into_owned());
+    page.untrusted.changed = browsed.extras.changed.take();
     if let Some(shown) = shown {
         page.untrusted.url = Some(one_line(&shown.url));
         page.untrusted.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
@@ -133,7 +128,7 @@ fn done(input: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usi
             return pictured(input, page, &png, clipped);
         }
         BrowseResult::Value { json, truncated } => {
-            page.untrusted.value = Some(clipped(&json, TEXT_BUDGET).into_owned());
+            page.untrusted.value = Some(json);
             if truncated {
                 page.trusted.note =
                     Some("The value is cut: return less of it, or write it to the page and take a snapshot.".into());
@@ -144,12 +139,12 @@ fn done(input: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usi
                 tab: tab.tab,
                 url: one_line(&tab.url),
                 title: one_line(&tab.title),
-                shown: tab.shown,
+                shown: tab.shown.then_some(true),
             };
             page.untrusted.tabs = Some(tabs.into_iter().map(row).collect());
         }
         BrowseResult::Log { lines, dropped } => {
-            let (newest, left_out) = newest(&lines);
+            let (newest, left_out) = newest(&lines, input.options.text_budget);
             let dropped = dropped.saturating_add(left_out);
             page.untrusted.log = Some(newest);
             page.trusted.note = (dropped > 0).then(|| format!("{dropped} earlier lines are left out."));
@@ -158,11 +153,12 @@ fn done(input: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usi
     page.answer(input)
 }
 
-/// Returns as many of the last lines as fit, and the number of those that do not.
-fn newest(lines: &[String]) -> (Vec<String>, u64) {
-    let mut left = TEXT_BUDGET;
+/// Returns as many of the last lines as fit into `most` characters with room for the page itself, and the number of those
+/// that do not.
+fn newest(lines: &[String], most: usize) -> (Vec<String>, u64) {
+    let mut left = most / 10 * 9;
     let fitting = lines.iter().rev().map(|line| one_line(line)).take_while(|line| {
-        let length = line.chars().count();
+        let length = line.written() + 1;
         let fits = length <= left;
         left = left.saturating_sub(length);
         fits
@@ -254,5 +250,5 @@ fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
 
 /// Renders an error as the same object, for clients that read only its members.
 pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
-    Answer::json(&Failed { success: false, error: sentence(error) }).unsuccessful().into()
+    Answer::compact(&Failed { success: false, error: bounded(&sentence(error)) }).unsuccessful().into()
 }

@@ -8,16 +8,17 @@ use engine::op::{
     RunInfo, RunOutcome, RunProgress, SharedVolume, Waiting,
 };
 use serde_json::Value;
-use text::clipped;
+use text::{cut, plain, unfinished};
 
+use super::answer::{answer, bounded};
 use super::errors::{disk_full, ends, refusal, sentence};
 use super::files::OUTPUTS;
-use super::{network, target};
+use super::{DEFAULT_CONTEXT, network, target};
 use crate::args::{Argument, Timeout, Whole, args, choices};
 use crate::operation::{self, RunReply};
 use crate::output::{output, unless_empty};
+use crate::shared::add_lines;
 use crate::shared::run::{RunWording, command_ending, ending, exit_code, picture, pictures, succeeded};
-use crate::shared::{TEXT_BUDGET, add_lines};
 use crate::{Answer, ArgError, Block, FieldKind, Lowering, Options, RenderInput, Reply};
 
 args! {
@@ -75,6 +76,9 @@ choices!(CodeLanguage {
 const LONGEST_WAIT: u64 = 50;
 const USUAL_WAIT: u64 = 20;
 
+/// Maximum length of an error's value that its traceback repeats.
+const LONG_VALUE: usize = 300;
+
 pub(super) fn run_code(args: RunCodeArgs, options: &Options) -> Lowering {
     let RunCodeArgs { code, language, context, timeout, env, network, background } = args;
     let language = match language {
@@ -122,11 +126,12 @@ fn time(asked: Option<RunTimeout>, background: bool, options: &Options) -> Resul
 
 pub(super) fn wait_run(args: WaitRunArgs, _: &Options) -> Lowering {
     let wait = Duration::from_secs(args.wait.map_or(USUAL_WAIT, |wait| wait.0));
-    operation::wait_run(args.run, args.cursor.map(|cursor| cursor.0), wait).answer(progress)
+    let cursor = args.cursor.map_or(0, |cursor| cursor.0);
+    operation::wait_run(args.run, Some(cursor), wait).answer(move |input, run| progress(input, run, cursor))
 }
 
 pub(super) fn cancel_run(args: CancelRunArgs, _: &Options) -> Lowering {
-    operation::cancel_run(args.run).answer(|_, (run, was_running)| Answer::json(&Cancelled { run, was_running }))
+    operation::cancel_run(args.run).answer(|_, (run, was_running)| Answer::compact(&Cancelled { run, was_running }))
 }
 
 output! {
@@ -136,8 +141,11 @@ output! {
         stdout: Option<String>,
         stderr: Option<String>,
         success: Option<bool>,
+        /// In seconds.
         execution_time: Option<f64>,
-        status: &'static str,
+        /// How it ended, or that it has not ended; absent after a success.
+        status: Option<&'static str>,
+        /// Exit status other than 0.
         exit_code: Option<i32>,
         /// The last value of the cell.
         result: Option<String>,
@@ -151,17 +159,22 @@ output! {
         /// Whether variables were kept; present only if they could have been lost.
         variables_kept: Option<bool>,
         note: Option<String>,
+        /// Id of the context, unless it is the default one.
         context: Option<String>,
         /// Whether this call created the context.
         context_created: Option<bool>,
         run: Option<String>,
-        /// Both streams since the requested cursor, present while the run continues.
+        /// Both streams since the requested cursor, for a client that follows the run.
         output: Option<String>,
         cursor: Option<u64>,
     }
 
     struct ErrorOutput { name: String, value: String, traceback: String }
-    struct Display { kind as "type": &'static str, text: String }
+    struct Display {
+        /// Type of the text, if it is not plain.
+        kind as "type": Option<&'static str>,
+        text: String,
+    }
 
     /// Describes a stream of which only the head and the tail are shown.
     struct CutStream {
@@ -179,7 +192,7 @@ output! {
 /// Returns the output that arrived late. Threads and timers say which call they belong to; processes do not.
 fn late(ran: &Ran) -> Option<String> {
     let texts: Vec<&str> = ran.late.iter().chain(&ran.strays).map(String::as_str).collect();
-    (!texts.is_empty()).then(|| clipped(&texts.concat(), TEXT_BUDGET).into_owned())
+    (!texts.is_empty()).then(|| plain(&texts.concat()).into_owned())
 }
 
 /// What was run, as far as the answer depends on it.
@@ -191,18 +204,35 @@ enum RunKind {
 
 fn replied(input: &RenderInput<'_>, reply: RunReply, what: RunKind) -> Answer {
     match reply {
-        RunReply::Ended(ran) => ended(input, *ran, what, None),
-        RunReply::Started(started) => begun(*started),
+        RunReply::Ended(ran) => ended(input, *ran, what, RunOrigin::Call),
+        RunReply::Started(started) => begun(input, *started),
     }
 }
 
-fn progress(input: &RenderInput<'_>, progress: RunProgress) -> Answer {
+/// Renders a background run for a client that has read its output up to `cursor`. What it has read is not sent again.
+fn progress(input: &RenderInput<'_>, mut progress: RunProgress, cursor: u64) -> Answer {
     let what = if progress.command { RunKind::Command } else { RunKind::Code };
-    match progress.end {
-        Some(Ok(ran)) => ended(input, *ran, what, Some(progress.run)),
-        Some(Err(error)) => not_run(&error, Some(progress.run)),
-        None => goes_on(progress),
+    match progress.end.take() {
+        Some(Ok(ran)) => {
+            let read = (cursor > 0).then_some((progress.output, progress.dropped));
+            ended(input, *ran, what, RunOrigin::Background { read })
+        }
+        Some(Err(error)) => not_run(&error),
+        None => goes_on(input, progress),
     }
+}
+
+/// How a client learns of the end of a run.
+enum RunOrigin {
+    /// It waited for it.
+    Call,
+    /// It followed the run. If it has read a part of the output, `read` has the rest, and how much is missing before it.
+    Background { read: Option<(String, u64)> },
+}
+
+/// Says that there was more output than is stored.
+fn missing(bytes: u64) -> Option<String> {
+    (bytes > 0).then(|| format!("{bytes} bytes before this output are left out."))
 }
 
 /// Renders an error if the run did not take place or if its outcome is gone. The answer is the same object, for clients
@@ -210,36 +240,43 @@ fn progress(input: &RenderInput<'_>, progress: RunProgress) -> Answer {
 pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
     match error {
         EngineError::InvalidEnvironment(why) => refusal(input, &ArgError::new(format!("env is refused: {why}"))),
-        other => not_run(other, None).into(),
+        other => not_run(other).into(),
     }
 }
 
-fn not_run(error: &EngineError, run: Option<String>) -> Answer {
+fn not_run(error: &EngineError) -> Answer {
     let object = Run {
         stdout: Some(String::new()),
         stderr: Some(String::new()),
         success: Some(false),
-        status: if matches!(error, EngineError::ResultDropped(_)) { "result_dropped" } else { "not_run" },
-        note: Some(sentence(error)),
-        run,
+        status: Some(if matches!(error, EngineError::ResultDropped(_)) { "result_dropped" } else { "not_run" }),
+        note: Some(bounded(&sentence(error))),
         ..Run::default()
     };
-    Answer::json(&object).unsuccessful()
+    Answer::compact(&object).unsuccessful()
 }
 
-fn begun(started: RunInfo) -> Answer {
+fn begun(input: &RenderInput<'_>, started: RunInfo) -> Answer {
     let waits = started.queued.as_ref().map(|waiting| format!("{} ", waits(waiting))).unwrap_or_default();
-    Answer::json(&Run {
-        status: if started.queued.is_some() { "queued" } else { "running" },
-        note: Some(format!(
-            "{waits}Call wait_run with run {} for its output and result; cancel_run stops it.",
-            started.run
-        )),
-        context: Some(started.context.id),
-        context_created: started.created.then_some(true),
+    let object = Run {
+        status: Some(if started.queued.is_some() { "queued" } else { "running" }),
         run: Some(started.run),
+        note: Some(format!("{waits}wait_run returns its output and result; cancel_run stops it.")),
+        context: named(started.context),
+        context_created: started.created.then_some(true),
         ..Run::default()
-    })
+    };
+    run_answer(input, object)
+}
+
+fn run_answer(input: &RenderInput<'_>, run: Run) -> Answer {
+    let advice = "Write long output and values to a file, and read that in parts with read_file.";
+    answer(input, run, |run| &mut run.note, advice)
+}
+
+/// Returns the id of a context other than the default one, which a call need not name.
+fn named(context: ContextInfo) -> Option<String> {
+    (context.name != DEFAULT_CONTEXT).then_some(context.id)
 }
 
 /// Says what a background run waits for.
@@ -250,26 +287,22 @@ fn waits(waiting: &Waiting) -> String {
     }
 }
 
-fn goes_on(progress: RunProgress) -> Answer {
-    let mut note = match &progress.queued {
-        Some(waiting) => format!("{} Call wait_run again with this cursor.", waits(waiting)),
-        None => "It still runs: call wait_run again with this cursor.".into(),
-    };
-    if progress.dropped > 0 {
-        note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
-    }
-    Answer::json(&Run {
-        status: if progress.queued.is_some() { "queued" } else { "running" },
-        note: Some(note),
-        context: Some(progress.context_id),
-        run: Some(progress.run),
-        output: Some(progress.output),
-        cursor: Some(progress.cursor),
+fn goes_on(input: &RenderInput<'_>, progress: RunProgress) -> Answer {
+    let waits = progress.queued.as_ref().map(waits);
+    // The next call reads an unfinished escape sequence together with its end.
+    let unread = unfinished(&progress.output);
+    let output = &progress.output[..progress.output.len() - unread];
+    let object = Run {
+        status: Some(if waits.is_some() { "queued" } else { "running" }),
+        note: waits.or_else(|| missing(progress.dropped)),
+        output: Some(plain(output).into_owned()),
+        cursor: Some(progress.cursor.saturating_sub(unread as u64)),
         ..Run::default()
-    })
+    };
+    run_answer(input, object)
 }
 
-fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<String>) -> Answer {
+fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, origin: RunOrigin) -> Answer {
     let success = match what {
         RunKind::Code => succeeded(&ran.end),
         RunKind::Command => exit_code(&ran.end) == 0,
@@ -280,40 +313,50 @@ fn ended(input: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<Strin
         }
     }
     let pictures = pictures(&ran);
-    let (truncated, mut links) = cuts(input, &ran);
-    links.extend(pages(input, &ran));
-    let note = note(&ran, what, run.is_some());
+    let truncated = cuts(input, &ran);
+    let links = pages(input, &ran);
+    let mut note = note(&ran, what, matches!(origin, RunOrigin::Background { .. }));
     if network::off(&ran).is_some() {
         ran.stderr.text = network::without_pip_note(&ran.stderr.text);
     }
     let denied = std::mem::take(&mut ran.denied);
-    let brief = |text: String| network::shortened(text, &denied);
+    let brief = |text: String| network::shortened(plain(&text).into_owned(), &denied);
+    let late_output = late(&ran);
+    let (stdout, stderr, output) = match origin {
+        RunOrigin::Background { read: Some((rest, dropped)) } => {
+            note = note.or_else(|| missing(dropped));
+            (None, None, Some(brief(rest)).filter(|rest| !rest.is_empty()))
+        }
+        RunOrigin::Background { read: None } | RunOrigin::Call => {
+            (Some(brief(ran.stdout.text)), Some(brief(ran.stderr.text)), None)
+        }
+    };
     let object = Run {
         success: Some(success),
-        execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
-        status: status(&ran.end),
-        exit_code: status_code(&ran.end, what),
-        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&brief(text), TEXT_BUDGET).into_owned()),
+        execution_time: Some((ran.duration.as_secs_f64() * 1e3).round() / 1e3),
+        status: Some(status(&ran.end)).filter(|status| *status != "ok"),
+        exit_code: status_code(&ran.end, what).filter(|code| *code != 0),
+        result: ran.value.as_ref().and_then(readable).map(|(_, text)| brief(text)),
         displays: unless_empty(displays(&ran.displays)),
         variables_kept: if what == RunKind::Code { variables_kept(&ran.end) } else { None },
-        late_output: late(&ran),
-        error: ran.error.map(|error| ErrorOutput {
-            name: error.name,
-            value: clipped(&brief(error.value), TEXT_BUDGET).into_owned(),
-            traceback: clipped(&brief(error.text), TEXT_BUDGET).into_owned(),
+        late_output,
+        error: ran.error.map(|error| {
+            // The end of a traceback repeats the value.
+            let most = if error.text.contains(&error.value) { LONG_VALUE } else { usize::MAX };
+            ErrorOutput { name: error.name, value: cut(&brief(error.value), most), traceback: brief(error.text) }
         }),
         truncated: unless_empty(truncated),
         note,
-        context: Some(ran.context.id),
+        context: named(ran.context),
         context_created: ran.created.then_some(true),
-        run,
-        stdout: Some(brief(ran.stdout.text)),
-        stderr: Some(brief(ran.stderr.text)),
+        run: None,
+        stdout,
+        stderr,
+        output,
         denied: unless_empty(denied),
-        output: None,
         cursor: None,
     };
-    let mut answer = Answer::json(&object);
+    let mut answer = run_answer(input, object);
     answer.blocks.extend(pictures);
     answer.blocks.extend(links);
     if success { answer } else { answer.unsuccessful() }
@@ -416,7 +459,7 @@ fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
         Value::String(text) => Some((mime, text.clone())),
         other => Some((mime, other.to_string())),
     };
-    let plain = text("text/plain");
+    let plain = text(PLAIN);
     // A text such as `<IPython.core.display.HTML object>` is only the name of an object.
     let is_name = |text: &str| text.starts_with('<') && text.ends_with('>') && !text.contains('\n');
     match plain {
@@ -425,6 +468,7 @@ fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
     }
 }
 
+const PLAIN: &str = "text/plain";
 /// Type under which a kernel sends the picture of an SVG drawing, and type of the name of a chart's page in `/workspace`.
 const SVG_PICTURE: &str = "image/png;from=svg";
 const PAGE: &str = "application/vnd.sandpool.page";
@@ -435,28 +479,22 @@ fn pages(input: &RenderInput<'_>, ran: &Ran) -> Vec<Block> {
     names.filter_map(|name| input.link(&ran.context.key, name, None)).collect()
 }
 
-/// Returns the displays as far as they fit into one budget.
 fn displays(bundles: &[MimeBundle]) -> Vec<Display> {
-    let mut left = TEXT_BUDGET;
-    let fitting = bundles.iter().filter_map(readable).map_while(|(mime, text)| {
-        let shown = clipped(&text, left).into_owned();
-        let display = (left > 0).then_some(Display { kind: mime, text: shown });
-        left = left.saturating_sub(text.chars().count());
-        display
-    });
-    fitting.collect()
+    let display = |(mime, text): (&'static str, String)| match mime {
+        PLAIN => Display { kind: None, text: plain(&text).into_owned() },
+        mime => Display { kind: Some(mime), text },
+    };
+    bundles.iter().filter_map(readable).map(display).collect()
 }
 
-/// Returns the streams of which a part is left out, and links to their kept output.
-fn cuts(input: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
+/// Returns the streams of which a part is left out, and where their kept output is.
+fn cuts(input: &RenderInput<'_>, ran: &Ran) -> Vec<CutStream> {
     let cut = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].into_iter().filter(|(_, stream)| stream.truncated);
-    let (cuts, links): (Vec<CutStream>, Vec<Option<Block>>) = cut
-        .map(|(stream, captured)| {
-            let kept = captured.kept.as_ref();
-            let link = kept.and_then(|kept| input.link(&kept.key, &kept.name, Some(kept.bytes)));
-            let path = kept.map(|kept| format!("{OUTPUTS}/{}", kept.name));
-            (CutStream { stream, bytes: captured.total_bytes, path, url: Block::address(link.as_ref()) }, link)
-        })
-        .unzip();
-    (cuts, links.into_iter().flatten().collect())
+    cut.map(|(stream, captured)| {
+        let kept = captured.kept.as_ref();
+        let path = kept.map(|kept| format!("{OUTPUTS}/{}", kept.name));
+        let url = kept.and_then(|kept| input.links.to(&kept.key, &kept.name));
+        CutStream { stream, bytes: captured.total_bytes, path, url }
+    })
+    .collect()
 }

@@ -50,6 +50,7 @@ pub static DIALECT: Dialect = Dialect {
     waiting: Waiting::to_string,
     server_name: "sandbox-workbench",
     default_lang: Lang::En,
+    brief: false,
     tools: &[
         tool!("sandbox_create", Hints::ACTS, sandbox_create, Created::schema, render::error),
         tool!("sandbox_destroy", Hints::REPLACES, sandbox_destroy, Destroyed::schema, render::error),

@@ -41,6 +41,8 @@ pub enum Op {
     ListFiles {
         owner: FileOwner,
         path: String,
+        /// Number of levels to list, of which the rest is counted; `None` lists everything.
+        depth: Option<u32>,
     },
     EditFile {
         owner: FileOwner,

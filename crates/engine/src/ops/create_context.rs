@@ -7,6 +7,7 @@ use proto::Language;
 
 use super::OpContext;
 use crate::context::{Context, ContextLease, Plan};
+use crate::ids;
 use crate::links::Keys;
 use crate::op::{Call, ContextSelector, EngineError, NewContext, NoticeKind, Outcome};
 use crate::ops::stop_context;
@@ -98,7 +99,10 @@ impl OpContext {
     fn plan(&self, call: &Call, new: NewContext) -> Result<Plan, EngineError> {
         let NewContext { id, name, description, language, size, replace: _, browser: _ } = new;
         let config = self.tenancy.config();
-        let id = id.unwrap_or_else(|| format!("{}{}", config.id_prefix, uuid::Uuid::new_v4()));
+        let id = id.unwrap_or_else(|| {
+            let random = if config.short_ids { ids::short() } else { uuid::Uuid::new_v4().to_string() };
+            format!("{}{random}", config.id_prefix)
+        });
         let kept = workspaces::volume_of(&self.inner.config.file_secret, &self.tenancy, &name);
         let name = if name.is_empty() { id.clone() } else { name };
         let unfit = |text: &str| text.is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control);

@@ -14,12 +14,19 @@ pub(super) const NEWEST: u32 = 100;
 const CONTEXTS: usize = 20;
 
 impl OpContext {
-    pub(super) async fn list_files(&self, call: &Call, owner: FileOwner, path: String) -> Result<Outcome, EngineError> {
+    pub(super) async fn list_files(
+        &self,
+        call: &Call,
+        owner: FileOwner,
+        path: String,
+        depth: Option<u32>,
+    ) -> Result<Outcome, EngineError> {
         let (limit, max_entries) = (self.inner.config.max_file_bytes, self.inner.config.max_files_listed);
         check_path(&path)?;
         let access = self.file_access(call, owner).await?;
         let listing = async move {
-            let wanted = ListRequest { root: access.root, path: &path, max_entries, order: ListOrder::Path };
+            let order = depth.map_or(ListOrder::Path, |depth| ListOrder::Levels { depth });
+            let wanted = ListRequest { root: access.root, path: &path, max_entries, order };
             let (entries, total) = list(&access.sandbox, wanted, limit).await?;
             Ok(Outcome::Files(FileListing { entries, total, key: access.key.clone() }))
         };

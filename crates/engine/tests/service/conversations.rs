@@ -112,7 +112,7 @@ async fn a_burst_of_file_operations_uses_one_sandbox_which_then_serves_code_or_g
         let write = Op::WriteFile { owner: owner.clone(), path: format!("f{n}"), content: vec![n] };
         assert!(matches!(engine.execute(&caller(), write).await, Ok(Outcome::Written { size: 1, .. })));
     }
-    let list = Op::ListFiles { owner: owner.clone(), path: String::new() };
+    let list = Op::ListFiles { owner: owner.clone(), path: String::new(), depth: None };
     let Ok(Outcome::Files(files)) = engine.execute(&caller(), list).await else { panic!() };
     assert_eq!((files.entries.len(), backend.created()), (5, 4), "one besides the pool");
     assert_eq!(paths(&run_once(&engine, "c", "print").await.files).len(), 5);

@@ -120,7 +120,7 @@ async fn links_of_conversations_work_without_a_sandbox_and_after_a_restart() {
     let read = Op::ReadLink { key: key.clone(), path: "f".into(), max_bytes: 100 };
     let unknown = second.execute(&call_in(dialects::conversation::REALM), read.clone()).await;
     assert_eq!(unknown, missing("f"), "whose it is shows when it is used again");
-    let list = Op::ListFiles { owner: FileOwner::Conversation("c".into()), path: String::new() };
+    let list = Op::ListFiles { owner: FileOwner::Conversation("c".into()), path: String::new(), depth: None };
     second.execute(&call_in(dialects::conversation::REALM), list).await.unwrap();
     assert!(second.execute(&call_in(dialects::conversation::REALM), read).await.is_ok());
 }

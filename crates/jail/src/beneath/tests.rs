@@ -147,6 +147,45 @@ fn a_file_appears_complete_on_every_file_system() {
 }
 
 #[test]
+fn levels_are_listed_and_the_rest_is_counted() {
+    let scene = Scene::new("levels");
+    let root = scene.root();
+    for n in 0..40 {
+        write(&root, format!("node_modules/p{}/{n}", n % 4), "x").unwrap();
+        write(&root, format!("src/node_modules/{n}"), "x").unwrap();
+    }
+    write(&root, "src/a/b/c", "x").unwrap();
+    write(&root, "z", "xyz").unwrap();
+    symlink(scene.0.join("outside"), scene.at("src/a/out")).unwrap();
+    let rows = |path: &str, max, depth| {
+        let listing = root.list_levels(path, max, depth, &["node_modules"]).unwrap();
+        let row = |entry: &DirEntry| (entry.path.display().to_string(), entry.below);
+        (listing.entries.iter().map(row).collect::<Vec<_>>(), listing.total)
+    };
+    let row = |path: &str, below| (path.to_owned(), below);
+    let top = vec![row("node_modules", Some(44)), row("src", Some(45)), row("sub", Some(1)), row("z", None)];
+    assert_eq!(rows("", 100, 1), (top, 4));
+    assert_eq!(rows("src", 100, 1).0, [row("a", Some(3)), row("node_modules", Some(40))]);
+    let two = rows("", 100, 2);
+    assert_eq!(
+        two.0,
+        [
+            row("node_modules", Some(44)),
+            row("src", None),
+            row("src/a", Some(3)),
+            row("src/node_modules", Some(40)),
+            row("sub", None),
+            row("sub/file", None),
+            row("z", None)
+        ]
+    );
+    // A directory that is named is opened, whatever its name is.
+    assert_eq!(rows("node_modules", 2, 1), (vec![row("p0", Some(10)), row("p1", Some(10))], 4));
+    assert_eq!(rows("src/a", 100, 9).0, [row("b", None), row("b/c", None), row("out", None)]);
+    scene.assert_neighbours_untouched();
+}
+
+#[test]
 fn links_that_lead_out_are_refused_for_reading_writing_and_listing() {
     // CVE-2025-53109 and CVE-2024-28189: the trusted side followed a symlink.
     let scene = Scene::new("links");

@@ -321,9 +321,11 @@ fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> Realm
 /// Returns the choices of the operator for one dialect, which include the timeouts that its realm allows.
 pub(crate) fn options_of(config: &Config, dialect: &Dialect) -> Options {
     let limits = config.dialects.of(dialect.id);
-    let RealmConfig { max_timeout, max_command_timeout, max_background, .. } =
+    let RealmConfig { max_timeout, max_command_timeout, max_background, text_budget, browser, .. } =
         general(config, (dialect.realm)(), limits);
     Options {
+        text_budget,
+        browser: browser.is_some(),
         max_timeout: max_timeout.as_secs(),
         max_command_timeout: max_command_timeout.as_secs(),
         max_background: max_background.as_secs(),

@@ -160,7 +160,7 @@ fn limits(dialect: &'static Dialect) -> Vec<Setting> {
             "text_budget",
             Whole(200, 10_000_000),
             is(text_budget),
-            "Characters of one stream in a result; of a longer one, head and tail are kept",
+            "Characters of one stream in a result, in `sandpool` of a whole answer; of longer text, head and tail are kept",
         ),
         of("shutdown_grace", Time(0.0, 3600.0), Is("30"), "Time for running code to end when the server stops"),
         of("network", Text, Unset, "Policy of its sandboxes, in addition to `network.default`: both have to allow"),

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use dialects::{
-    Answer, ArgError, Args, Block, Dialect, Fence, Lang, Links, Lowered, Options, RenderInput, Reply, ToolRow,
+    Answer, ArgError, Args, Block, Dialect, Fence, Hints, Lang, Links, Lowered, Options, RenderInput, Reply, ToolRow,
 };
 use engine::Hold;
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm};
@@ -62,7 +62,7 @@ pub struct Surface {
 impl Surface {
     pub fn new(dialect: &'static Dialect, lang: Option<Lang>, options: Options, links: Links) -> Self {
         let lang = lang.unwrap_or(dialect.default_lang);
-        let tools = dialect.tools.iter().map(|row| tool(dialect, row, lang, &options)).collect();
+        let tools = dialect.offered(&options).map(|row| tool(dialect, row, lang, &options)).collect();
         Self { dialect, lang, options, links, tools, listed: Default::default(), observer: Arc::default() }
     }
 
@@ -311,7 +311,7 @@ impl ServerHandler for McpServer {
                 if let Some(extra) = context.extensions.get::<ExtraMembers>() {
                     extra.put(answer.extra.clone());
                 }
-                Ok(to_mcp(answer).into())
+                Ok(to_mcp(row, answer).into())
             }
             CallResult::Reply(Reply::Error { code, message, data }) => {
                 Err(ErrorData::new(ErrorCode(code), message, data))
@@ -343,17 +343,21 @@ impl ServerHandler for McpServer {
 }
 
 fn tool(dialect: &Dialect, row: &ToolRow, lang: Lang, options: &Options) -> Tool {
-    let hints = ToolAnnotations::new()
-        .read_only(row.hints.read_only)
-        .destructive(row.hints.destructive)
-        .idempotent(row.hints.idempotent)
-        .open_world(false);
+    let Hints { read_only, destructive, idempotent } = row.hints;
+    let mut hints = ToolAnnotations::new().read_only(read_only).destructive(destructive).idempotent(idempotent);
+    hints = hints.open_world(false);
+    if dialect.brief {
+        hints.read_only_hint = hints.read_only_hint.filter(|read_only| *read_only);
+        // What only reads destroys nothing, and may be repeated.
+        hints.destructive_hint = hints.destructive_hint.filter(|destructive| !*destructive && !read_only);
+        hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent && !read_only);
+    }
     let mut tool = Tool::new(
         row.name,
         dialect.description(row, lang),
         Arc::new(members(dialect.input_schema(row, lang, options))),
     );
-    tool.output_schema = Some(Arc::new(members((row.output_schema)())));
+    tool.output_schema = dialect.output_schema(row).map(|schema| Arc::new(members(schema)));
     tool.annotations = Some(hints);
     tool
 }
@@ -365,7 +369,7 @@ fn members(schema: Value) -> Map<String, Value> {
     }
 }
 
-fn to_mcp(answer: Answer) -> CallToolResult {
+fn to_mcp(row: &ToolRow, answer: Answer) -> CallToolResult {
     let blocks = answer.blocks.into_iter().map(|block| match block {
         Block::Text(text) => ContentBlock::text(text),
         Block::Image { data, mime } => ContentBlock::image(data, mime),
@@ -378,7 +382,7 @@ fn to_mcp(answer: Answer) -> CallToolResult {
     let mut result = CallToolResult::success(blocks.collect());
     // @modelcontextprotocol/sdk 1.x also validates the object of an error, so the model would read a complaint about
     // the schema instead of the error's text.
-    result.structured_content = answer.fits.then_some(answer.structured);
+    result.structured_content = (answer.fits && row.output_schema.is_some()).then_some(answer.structured);
     result.is_error = Some(answer.is_error);
     result
 }

@@ -180,7 +180,7 @@ fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Reply::Answer(answer) = row.render(&input, lowered.render, Outcome::Progress(progress)) else {
         return Map::new();
     };
-    match serde_json::to_value(to_mcp(answer)) {
+    match serde_json::to_value(to_mcp(row, answer)) {
         Ok(Value::Object(members)) => members,
         _ => Map::new(),
     }

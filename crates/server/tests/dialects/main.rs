@@ -4,6 +4,7 @@
 mod mcp_fake;
 
 mod agentrun;
+mod budgets;
 mod conversation;
 mod every;
 mod microsandbox;

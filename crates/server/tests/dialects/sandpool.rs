@@ -29,7 +29,7 @@ fn the_tools_are_those_of_the_table_and_no_other() {
             "stop_context {context}",
             "read_file {path, context?, encoding?, offset?, limit?}",
             "write_file {path, content, context?, encoding?}",
-            "list_files {path?, context?}",
+            "list_files {path?, depth?, context?}",
             "edit_file {path, old_string, new_string, replace_all?, context?}",
             "search_files {text?, regex?, glob?, path?, context?}",
             "upload_link {path, context?}",
@@ -49,23 +49,9 @@ async fn code_alone_is_answered_with_the_json_that_e2b_s_client_reads() {
     tools.answer("run_code", json!({ "code": "x = Hello World" })).await;
     let answer = tools.answer("run_code", json!({ "code": "print(x)" })).await;
     let Block::Text(text) = &answer.blocks[0] else { panic!() };
-    assert!(
-        text.starts_with("{\n  \"stdout\": \"Hello World\\n\",\n  \"stderr\": \"\",\n  \"success\": true,\n"),
-        "{text}"
-    );
+    assert_eq!(text, r#"{"stdout":"Hello World\n","stderr":"","success":true,"execution_time":0.012}"#);
     let output: Value = serde_json::from_str(text).unwrap();
     assert_eq!(output, answer.structured);
-    assert_eq!(
-        output,
-        json!({
-            "stdout": "Hello World\n",
-            "stderr": "",
-            "success": true,
-            "execution_time": 0.012_345,
-            "status": "ok",
-            "context": "ctx-1",
-        })
-    );
 }
 
 #[tokio::test]
@@ -315,6 +301,8 @@ async fn texts_that_are_displayed_have_one_budget_together() {
     let displays = answer.structured["displays"].as_array().unwrap();
     assert_eq!(displays.len(), 1);
     assert_eq!(answer.structured["result"], "the end");
+    let Block::Text(text) = &answer.blocks[0] else { panic!() };
+    assert!(text.chars().count() <= 20_000);
 }
 
 fn lower(tool: &str, arguments: Value) -> Result<Op, ArgError> {

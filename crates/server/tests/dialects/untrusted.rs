@@ -88,10 +88,12 @@ fn assert_fenced(place: &str, answer: &Answer) {
     for pair in &pairs {
         let [begin, end] = **pair else { panic!() };
         assert!(
-            text[..begin].ends_with("untrusted ") || text[..begin].ends_with("\"untrusted\": \""),
+            text[..begin].ends_with("untrusted ")
+                || text[..begin].ends_with("\"untrusted\": \"")
+                || text[..begin].ends_with("\"untrusted\":\""),
             "{place}\n{text}"
         );
-        let ends = ["[end of untrusted ", "\"end_of_untrusted\": \""];
+        let ends = ["[end of untrusted ", "\"end_of_untrusted\": \"", "\"end_of_untrusted\":\""];
         assert!(ends.iter().any(|mark| text[..end].ends_with(mark)), "{place}\n{text}");
     }
     // The object for programs names the members that are the page's.

@@ -32,7 +32,10 @@ fn address(link: &UploadLink) -> String {
 }
 
 async fn names(service: &Service) -> Vec<String> {
-    match service.execute("alice", Op::ListFiles { owner: FileOwner::Context(target()), path: ".".into() }).await {
+    match service
+        .execute("alice", Op::ListFiles { owner: FileOwner::Context(target()), path: ".".into(), depth: None })
+        .await
+    {
         Outcome::Files(files) => files.entries.into_iter().map(|entry| entry.path).collect(),
         other => panic!("{other:?}"),
     }

@@ -152,7 +152,7 @@ impl Execute for FakeEngine {
 }
 
 fn entry(path: &str, size: usize) -> FileEntry {
-    FileEntry { path: path.into(), size: size as u64, kind: FileKind::File, modified: NOW as i64 }
+    FileEntry { path: path.into(), size: size as u64, kind: FileKind::File, modified: NOW as i64, below: None }
 }
 
 fn listing(files: &BTreeMap<String, Vec<u8>>, key: String) -> FileListing {

@@ -115,7 +115,7 @@ fn the_day_of_the_documentation_happens_as_it_is_told() {
                     let escaped = part.replace('\\', "\\\\").replace('"', "\\\"");
                     assert!(text.contains(part) || text.contains(&escaped), "line {line}: no {part} in {text}");
                 }
-                for (name, value) in answer.0["structuredContent"].as_object().into_iter().flatten() {
+                for (name, value) in answer.facts().as_object().into_iter().flatten() {
                     if let Some(value) = value.as_str() {
                         members.insert(name.clone(), value.to_owned());
                     }

@@ -54,12 +54,12 @@ impl Web {
 
     fn call(&mut self, tool: &str, mut arguments: Value) -> Value {
         arguments["context"] = json!(CONTEXT);
-        self.client.call(tool, arguments).0["structuredContent"].clone()
+        self.client.call(tool, arguments).facts()
     }
 
     fn code(&mut self, context: &str, code: &str) -> String {
         let result = self.client.call("run_code", json!({ "context": context, "code": code }));
-        result.0["structuredContent"]["stdout"].as_str().unwrap_or_default().to_owned()
+        result.facts()["stdout"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Code in the context whose browser is attacked.
@@ -240,7 +240,7 @@ fn a_page_that_asks_or_never_rests_holds_no_call_up() {
     assert!(clicked["success"].is_boolean(), "{clicked}");
     for scheme in ["mailto:a@b.test", "ssh://b.test", "intent://x", "tel:1"] {
         web.evaluate(&format!("location = '{scheme}'; 0"));
-        assert!(is_web(&web.snapshot().0["structuredContent"]["url"]), "{scheme}");
+        assert!(is_web(&web.snapshot().facts()["url"]), "{scheme}");
     }
     web.usable();
     web.survived("B08", "permissions, a password, a file chooser and other programs' addresses: none is asked for");
@@ -352,7 +352,7 @@ fn what_a_page_has_too_much_of_is_cut() {
 
     web.evaluate("document.body.innerHTML = '<div style=\"height: 100000px; width: 50000px\">tall</div>'; 0");
     let answer = web.client.call("browser_screenshot", json!({ "context": CONTEXT, "full_page": true }));
-    let (length, told) = (answer.0.to_string().len(), &answer.0["structuredContent"]);
+    let (length, told) = (answer.0.to_string().len(), answer.facts());
     assert!(length < 16 << 20, "{length} bytes");
     assert!(told["note"].is_string() || told["error"].is_string(), "{told}");
     web.usable();

@@ -114,7 +114,8 @@ fn a_browser_in_a_context() {
     // Another tenant's browser knows nothing of it.
     let green = &mut client("green", Era::Legacy("2025-11-25")) as &mut dyn Way;
     assert_eq!(green.good("browser_open", json!({ "url": web.url("/account") })).facts["title"], "Login");
-    let foreign = json!({ "url": web.url("/"), "context": opened.facts["context"] });
+    let listed = blue.good("list_contexts", json!({})).facts["contexts"][0]["context"].clone();
+    let foreign = json!({ "url": web.url("/"), "context": listed });
     assert!(green.bad("browser_open", foreign).facts["error"].as_str().unwrap().starts_with("There is no context"));
 
     // Files of the context's go into a page.

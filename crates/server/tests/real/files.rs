@@ -15,7 +15,7 @@ fn start(state: &StateDir) -> Client {
 fn good(client: &mut Client, tool: &str, arguments: Value) -> Value {
     let result = client.call(tool, arguments);
     assert!(!result.is_error(), "{tool}: {}", result.0);
-    result.0["structuredContent"].clone()
+    result.facts()
 }
 
 /// What is said about a call that must fail, in whichever form.

@@ -77,7 +77,7 @@ fn an_open_port_of_the_host_is_reached_by_its_name_and_nothing_else_of_the_host_
     assert!(refused.0.to_string().contains(&format!("`host:{closed}` in --network-allow")), "{}", refused.0);
     if Web::start().is_some() {
         let page = client.call("browser_open", json!({ "url": url }));
-        assert_eq!(page.0["structuredContent"]["title"], "mine", "{}", page.0);
+        assert_eq!(page.facts()["title"], "mine", "{}", page.0);
         let snapshot = client.call("browser_snapshot", json!({}));
         assert!(snapshot.0.to_string().contains(&format!("at localhost:{open}")), "{}", snapshot.0);
         let page = client.call("browser_open", json!({ "url": format!("http://host.sandpool.internal:{closed}/") }));

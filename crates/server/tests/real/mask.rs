@@ -11,6 +11,9 @@ pub struct Mask {
 
 /// `h` is a hexadecimal digit, `d` a decimal one, anything else itself.
 const UUID: &str = "hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh";
+/// Beginnings of short ids, and the number of letters and digits after them.
+const SHORT: [&str; 2] = ["ctx-", "run-"];
+const SHORT_LENGTH: usize = 8;
 const NIL: &str = "00000000-0000-0000-0000-000000000000";
 const TIME: &str = "dddd-dd-ddTdd:dd:ddZ";
 const KEY_LENGTH: usize = 64;
@@ -38,6 +41,10 @@ impl Mask {
             if let Some(id) = shaped(rest, UUID) {
                 masked += &self.number("#", id);
                 rest = &rest[id.len()..];
+            } else if let Some((prefix, id)) = short_id(rest) {
+                masked += prefix;
+                masked += &self.number("#", id);
+                rest = &rest[prefix.len() + id.len()..];
             } else if let Some(key) = shaped(rest, &key_shape) {
                 masked += &self.number("key-", key);
                 rest = &rest[key.len()..];
@@ -66,6 +73,14 @@ impl Mask {
         let number = self.seen.values().filter(|name| name.starts_with(kind)).count() + 1;
         self.seen.entry(id.to_owned()).or_insert_with(|| format!("{kind}{number}")).clone()
     }
+}
+
+fn short_id(text: &str) -> Option<(&'static str, &str)> {
+    SHORT.iter().find_map(|prefix| {
+        let rest = text.strip_prefix(prefix)?;
+        let id = &rest[..rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(rest.len())];
+        (id.len() == SHORT_LENGTH && !id.contains('-')).then_some((*prefix, id))
+    })
 }
 
 fn shaped<'a>(text: &'a str, shape: &str) -> Option<&'a str> {

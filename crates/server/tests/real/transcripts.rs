@@ -64,7 +64,7 @@ fn tell(way: &mut dyn Way, story: &[Step]) -> Told {
             let arguments = fill(&step.with, way.name(), &answers);
             let answer = ask(way, step, &arguments);
             if let Some(name) = &step.name {
-                answers.insert(name.clone(), answer["result"]["structuredContent"].clone());
+                answers.insert(name.clone(), testkit::client::object_of(&answer["result"]));
             }
             calls.note(&step.call, &answer);
             mask.text(&shown(step, &arguments, answer)).replace(way.name(), "<way>")

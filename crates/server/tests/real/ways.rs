@@ -70,7 +70,7 @@ impl Way for Mcp {
 /// What a tool answered.
 pub struct Said {
     pub text: String,
-    /// As `structuredContent` has it.
+    /// The object of the answer.
     pub facts: Value,
     pub blocks: Vec<Value>,
 }
@@ -82,7 +82,7 @@ impl dyn Way + '_ {
         let result = &answer["result"];
         let blocks = result["content"].as_array().unwrap_or_else(|| panic!("{} {tool}: {answer}", self.name())).clone();
         let text = blocks[0]["text"].as_str().unwrap_or_default().to_owned();
-        (result["isError"] == true, Said { text, facts: result["structuredContent"].clone(), blocks })
+        (result["isError"] == true, Said { text, facts: testkit::client::object_of(result), blocks })
     }
 
     /// A call that has to go well.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ring::digest::{SHA256, digest};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use testkit::client::object_of;
 use testkit::host::{StateDir, facts, traces};
 use testkit::http::{Account, Era, Mcp};
 
@@ -287,7 +288,7 @@ impl Canary {
             self.0.try_request("tools/call", call)
         });
         let answer = answer.unwrap_or_else(|error| panic!("after {after}: {error}"));
-        assert_eq!(answer["result"]["structuredContent"]["stdout"], "canary-42\n", "after {after}: {answer}");
+        assert_eq!(object_of(&answer["result"])["stdout"], "canary-42\n", "after {after}: {answer}");
     }
 
     /// How long one answer takes, in milliseconds.

@@ -265,6 +265,7 @@ impl Guest {
                     size: file.content.len() as u64,
                     kind: proto::FileKind::File,
                     modified: file.number as i64,
+                    below: None,
                 };
                 let mut entries: Vec<_> = lock(&self.files[at(root)]).iter().map(entry).collect();
                 if order == proto::ListOrder::Newest {

@@ -90,7 +90,7 @@ pub(super) async fn save(
     given: &GivenFiles,
     (out, disk_bytes): (&Destination, u64),
 ) -> Result<(), Failed> {
-    let list = Op::ListFiles { owner: owner.clone(), path: String::new() };
+    let list = Op::ListFiles { owner: owner.clone(), path: String::new(), depth: None };
     let Outcome::Files(listing) = engine.execute(call, list).await? else {
         return Err(Failed("the engine listed no files".into()));
     };
