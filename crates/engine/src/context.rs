@@ -266,7 +266,8 @@ impl Context {
         let misses = ran.error.as_ref().is_some_and(|error| ERRORS.contains(&error.name.as_str()));
         // A notice says it too.
         let told = ran.notice.is_some();
-        (misses || told) && self.unexplained.swap(false, Ordering::SeqCst) && !told
+        let is_first = (misses || told) && self.unexplained.swap(false, Ordering::SeqCst);
+        is_first && !told
     }
 
     pub(crate) fn not_found(&self) -> EngineError {

@@ -758,7 +758,11 @@ fn the_browser_tools_are_not_listed_where_the_operator_turned_the_browser_off() 
 async fn a_run_that_lasts_becomes_a_task_of_a_client_that_knows_them() {
     let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
     let task = modern(&mut client, true, "tools/call", code_to_run("lasting")).await;
-    insta::assert_snapshot!("task_begun", format!("{:#}", without_moments(task.clone())));
+    let mut shown = without_moments(task.clone());
+    // It covers the longest background run and an hour after it, from the start of the run.
+    let ttl = shown["result"]["ttlMs"].take();
+    assert!(ttl.as_u64().is_some_and(|ttl| ttl >= 5 * 3_600_000), "{ttl}");
+    insta::assert_snapshot!("task_begun", format!("{shown:#}"));
     let id = &task["result"]["taskId"];
     let working = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
     assert_eq!(working["result"]["status"], "working", "{working}");

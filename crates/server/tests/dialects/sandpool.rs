@@ -531,8 +531,8 @@ fn sp71_unknown_arguments_are_refused_with_what_was_meant() {
         ),
         (
             "list_files",
-            json!({ "depth": 1 }),
-            "depth is no argument of list_files\nlist_files takes, all optional: path, context".into(),
+            json!({ "recursive": true }),
+            "recursive is no argument of list_files\nlist_files takes, all optional: path, depth, context".into(),
         ),
     ] {
         assert_eq!(lower(tool, arguments).unwrap_err().message, why);
