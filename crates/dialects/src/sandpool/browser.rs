@@ -281,6 +281,7 @@ mod tests {
             ("/workspace/report.html", "/workspace/report.html"),
             ("file:///workspace/a%20b/%E6%8A%A5.html#top", "/workspace/a b/报.html"),
             ("FILE://localhost/workspace/x.pdf", "/workspace/x.pdf"),
+            ("file:///workspace/50%.pdf", "/workspace/50%.pdf"),
             ("report.html", "report.html"),
             (" out/Report.HTM ", "out/Report.HTM"),
         ] {
@@ -295,7 +296,6 @@ mod tests {
             "file:///workspacex/a.html",
             "file:///workspace",
             "file:///workspace/%ff.html",
-            "file:///workspace/%zz",
             "/etc/x.html",
             "/workspace",
             "data:text/html,x.html",
