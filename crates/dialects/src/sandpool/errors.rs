@@ -70,9 +70,14 @@ pub(super) fn sentence(error: &EngineError) -> String {
         E::ContextLimit(most) => {
             format!("There are {most} contexts already, which is the most; remove one with stop_context first.")
         }
-        E::OverLimit { what, limit } => format!(
-            "Over the limit {what} of {limit}; wait until other runs have ended, or remove contexts with stop_context."
-        ),
+        E::OverLimit { what, limit } => {
+            let remedy = match *what {
+                "bytes_of_an_edit" | "files_of_one_upload" => "do it in smaller parts",
+                "upload_links" => "use an earlier link, or wait until one expires",
+                _ => "wait until other runs have ended, or remove contexts with stop_context",
+            };
+            format!("Over the limit {what} of {limit}; {remedy}.")
+        }
         E::RunNotFound(run) => format!(
             "There is no run {}: results are kept for a while after the end, and only runs started with background=true have \
              one.",

@@ -144,7 +144,10 @@ async fn what_is_wrong_is_refused_and_leaves_the_link_as_it_was() {
     assert_eq!(stored(&service, "f").await, b"");
     let full = address(&full_link);
     let answer = send(&service, "PUT", &full, &[], &[0; 1 << 20]).await;
-    assert_eq!((answer.status, answer.text().as_str()), (507, "no space is left in the sandbox, whose disk has 1024 MB\n"));
+    assert_eq!(
+        (answer.status, answer.text().as_str()),
+        (507, "no space is left in the sandbox, whose disk has 1024 MB\n")
+    );
     service.end().await;
 }
 

@@ -125,7 +125,6 @@ fn chinese_japanese_and_korean_are_shown_in_figures_and_screenshots() {
                  const at = canvas.getContext('2d'); at.font = '32px sans-serif'; at.fillText(text, 2, 34); return canvas.toDataURL(); };\
                  return new Set([...'中国語ひ한글'].map(drawn)).size; })()";
     let counted = client.call("browser_act", json!({ "action": "evaluate", "expression": drawn }));
-    assert!(counted.0.to_string().contains("6"), "{}", counted.0);
     assert_eq!(counted.json()["value"].to_string().trim_matches('"'), "6", "{}", counted.0);
     // The same in the text of a page, as a screenshot shows it. The last character is in no font.
     let mut pictures = BTreeSet::new();
