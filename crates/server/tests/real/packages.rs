@@ -103,7 +103,7 @@ fn packages_are_installed_into_the_contexts_own_layer() {
 
     // What the policy does not allow is said in its own words.
     let denied = server.python(&other, "!pip install --index-url https://pypi.test/simple tinypack");
-    has(&denied, &["pypi.test", "was denied", "policy \\\"registry\\\" does not allow this name"]);
+    has(&denied, &["pypi.test", "was denied", "[network.policy.registry] allow"]);
 }
 
 #[test]
