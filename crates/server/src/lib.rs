@@ -9,8 +9,3 @@ pub mod config;
 mod digest;
 pub mod files;
 pub mod handler;
-mod journal;
-pub mod logging;
-mod metrics;
-mod observe;
-mod persistent_secret;

@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-dialects", &["sandpool-engine", "sandpool-text"]),
     ("sandpool-runtimes", &["sandpool-engine", "sandpool-text"]),
     ("sandpool-mcp", &["sandpool-engine", "sandpool-text"]),
+    ("sandpool-telemetry", &["sandpool-dialects", "sandpool-engine", "sandpool-mcp", "sandpool-text"]),
     (
         "sandpool",
         &[
@@ -27,6 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "sandpool-mcp",
             "sandpool-runtimes",
             "sandpool-sandbox",
+            "sandpool-telemetry",
             "sandpool-text",
         ],
     ),
@@ -146,7 +148,8 @@ fn what_is_public_is_used_by_another_crate() {
 #[test]
 fn what_the_walk_names_exists() {
     let page = std::fs::read_to_string(workspace().join("docs/walk.md")).unwrap();
-    let crates = ["server", "dialects", "mcp", "text", "engine", "proto", "guest", "jail", "sandbox", "egress"];
+    let crates =
+        ["server", "telemetry", "dialects", "mcp", "text", "engine", "proto", "guest", "jail", "sandbox", "egress"];
     let (mut named, lines) = (0, production());
     for name in page.split('`').skip(1).step_by(2).filter(|name| !name.contains([' ', '{', '/'])) {
         let parts: Vec<&str> = name.split("::").collect();

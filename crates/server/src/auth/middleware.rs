@@ -14,8 +14,8 @@ use mcp::Caller;
 use mcp::http::{Authenticator, Denied};
 
 use super::{Auth, WELL_KNOWN};
-use crate::metrics::DenialReason;
-use crate::observe::Observer;
+use telemetry::metrics::DenialReason;
+use telemetry::observe::Observer;
 
 /// An authenticator that reports denied callers to an observer.
 pub(crate) struct Watched {
@@ -70,7 +70,7 @@ mod tests {
 
     use super::super::{AuthConfig, Secret};
     use super::*;
-    use crate::metrics::Gauges;
+    use telemetry::metrics::Gauges;
 
     fn auth() -> Arc<Auth> {
         let token = Some(Secret::parse("correct-horse-battery-staple").unwrap());

@@ -4,7 +4,7 @@
 use super::Failed;
 use crate::config::{Config, Secret};
 use crate::digest::sha256;
-use crate::persistent_secret;
+use telemetry::persistent_secret;
 
 /// Returns the secret that the operator set. If there is none, this returns one that is created once and stored.
 pub(crate) fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {

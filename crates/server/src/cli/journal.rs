@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use serde_json::{Map, Value};
 
 use super::{CommandEnv, CommandResult, Failed, output};
-use crate::journal::{self, VerifyReport};
-use crate::logging::escaped;
+use telemetry::journal::{self, VerifyReport};
+use telemetry::logging::escaped;
 
 /// Read the journal of calls (tenant, tool, time, outcome), or check that nobody changed it
 #[derive(Debug, clap::Args)]
@@ -173,7 +173,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::journal::verify::FileReport;
+    use telemetry::journal::verify::FileReport;
 
     #[test]
     fn a_report_names_file_line_and_reason_and_ends_with_the_head() {

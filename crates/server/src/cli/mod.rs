@@ -26,7 +26,7 @@ use tokio::runtime::Builder;
 
 use self::flags::Flags;
 use crate::config::{Config, Environment, Sources};
-use crate::logging::{self, LogFormat};
+use telemetry::logging::{self, LogFormat};
 
 /// Runs AI agents' code in kernel sandboxes, over the Model Context Protocol.
 #[derive(Debug, Parser)]

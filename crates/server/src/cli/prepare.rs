@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{CommandEnv, Failed, wiring};
-use crate::logging::lines;
-use crate::observe::Observer;
+use telemetry::logging::lines;
+use telemetry::observe::Observer;
 
 /// Makes the engine ready. If that fails, it stops the server, because a server that can run nothing is of no use.
 pub(crate) async fn prepare(

@@ -32,10 +32,10 @@ use crate::auth::{self, Auth, AuthConfig};
 use crate::config::{self, ALL_TENANTS, Config};
 use crate::files;
 use crate::handler::{Handlers, Surface};
-use crate::journal::{Journal, JournalConfig, JournalEntry};
-use crate::logging::lines;
-use crate::metrics::{self, Gauges};
-use crate::observe::Observer;
+use telemetry::journal::{Journal, JournalConfig, JournalEntry};
+use telemetry::logging::lines;
+use telemetry::metrics::{self, Gauges};
+use telemetry::observe::Observer;
 
 /// Serve MCP over HTTP
 ///

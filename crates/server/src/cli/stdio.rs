@@ -21,8 +21,8 @@ use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on_here};
 use crate::files;
 use crate::handler::{Handlers, Surface};
-use crate::logging::lines;
-use crate::observe::Observer;
+use telemetry::logging::lines;
+use telemetry::observe::Observer;
 
 /// Serve MCP on standard input and output
 ///

@@ -6,7 +6,7 @@ use engine::Tenant;
 use sandbox::{StoredWorkspace, WorkspaceOwner};
 
 use super::{CommandEnv, CommandResult, Failed, output};
-use crate::logging::escaped;
+use telemetry::logging::escaped;
 
 /// List, show or remove the workspaces that `persist` keeps
 #[derive(Debug, clap::Args)]

@@ -6,7 +6,6 @@
 //! Everything except `EngineFiles` knows the engine only as a `Store`.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -21,6 +20,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use mcp::http::Peer;
+use telemetry::observe::ServedFile;
 
 mod conditions;
 mod disposition;
@@ -95,14 +95,6 @@ pub struct Settings {
     pub(crate) on_served: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
     /// Function that is called for each file that was uploaded.
     pub(crate) on_received: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
-}
-
-/// A file that is sent to a client that had its link, or that came from one.
-pub(crate) struct ServedFile<'a> {
-    pub key: &'a str,
-    /// The client's address, if the transport provides it.
-    pub peer: Option<SocketAddr>,
-    pub bytes: u64,
 }
 
 impl Default for Settings {

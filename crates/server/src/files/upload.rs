@@ -16,11 +16,12 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use mcp::http::Peer;
+use telemetry::observe::ServedFile;
 use tokio::time::timeout;
 
+use super::Settings;
 use super::limit::{Permits, TransferLimits};
 use super::multipart::FormFile;
-use super::{ServedFile, Settings};
 
 /// Maximum time of one upload.
 const UPLOAD_TIME: Duration = Duration::from_secs(30 * 60);

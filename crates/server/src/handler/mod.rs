@@ -27,7 +27,7 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use text::{shown, unix_now};
 
-use crate::observe::{Ended, Facts, Observer};
+use telemetry::observe::{Ended, Facts, Observer};
 
 mod progress;
 mod resources;

@@ -95,7 +95,7 @@ impl Server {
         let app = App {
             options,
             counters: counters.clone(),
-            log: server::logging::lines::log_http,
+            log: telemetry::logging::lines::log_http,
             authenticator: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
             default: "toy".into(),

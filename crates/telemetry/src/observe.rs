@@ -12,7 +12,6 @@ use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInf
 use mcp::Origin;
 use serde_json::{Value, json};
 
-use crate::files::ServedFile;
 use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
@@ -20,9 +19,17 @@ use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
 /// A function that returns the key of a conversation's files, given the tenant and the conversation.
 type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
 
+/// A file that is sent to a client that had its link, or that came from one.
+pub struct ServedFile<'a> {
+    pub key: &'a str,
+    /// The client's address, if the transport provides it.
+    pub peer: Option<SocketAddr>,
+    pub bytes: u64,
+}
+
 /// The observer of all calls. A server has one.
 #[derive(Default)]
-pub(crate) struct Observer {
+pub struct Observer {
     pub metrics: Metrics,
     journal: Option<Journal>,
     /// The runtimes, once they are ready.
@@ -32,31 +39,31 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    pub(crate) fn new(journal: Option<Journal>) -> Self {
+    pub fn new(journal: Option<Journal>) -> Self {
         Self { journal, ..Self::default() }
     }
 
     /// Sets the function that returns the key of a tenant's conversation.
-    pub(crate) fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
+    pub fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
         self.conversation_key = Some(Box::new(of));
         self
     }
 
-    pub(crate) fn set_runtimes(&self, runtimes: Vec<RuntimeInfo>) {
+    pub fn set_runtimes(&self, runtimes: Vec<RuntimeInfo>) {
         let _ = self.runtimes.set(runtimes);
     }
 
-    pub(crate) fn journal(&self) -> Option<&Journal> {
+    pub fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
     }
 
-    pub(crate) fn initialize(&self, origin: &Origin) {
+    pub fn initialize(&self, origin: &Origin) {
         McpLine::Incoming { method: "initialize", id: &origin.id }.log();
         McpLine::ProcessingInitialize.log();
         McpLine::InitializeSuccessful.log();
     }
 
-    pub(crate) fn tools_listed(&self, origin: &Origin, dialect: &str, tools: usize) {
+    pub fn tools_listed(&self, origin: &Origin, dialect: &str, tools: usize) {
         McpLine::Incoming { method: "tools/list", id: &origin.id }.log();
         McpLine::BuildingToolsList.log();
         if dialect == CONVERSATION {
@@ -66,13 +73,13 @@ impl Observer {
         McpLine::ReturningTools(tools).log();
     }
 
-    pub(crate) fn tool_called(&self, origin: &Origin, tool: &str) {
+    pub fn tool_called(&self, origin: &Origin, tool: &str) {
         McpLine::Incoming { method: "tools/call", id: &origin.id }.log();
         McpLine::ToolCall { tool }.log();
     }
 
     /// Begins a call, which counts as in progress until [`ObservedCall::end`].
-    pub(crate) fn begin(&self, dialect: &'static str, tool: &'static str) -> ObservedCall {
+    pub fn begin(&self, dialect: &'static str, tool: &'static str) -> ObservedCall {
         if dialect == CONVERSATION {
             McpLine::ParsingArguments { tool: short(tool) }.log();
         }
@@ -80,7 +87,7 @@ impl Observer {
     }
 
     /// Logs a call whose arguments have been converted to an operation.
-    pub(crate) fn lowered(&self, call: &Call, op: &Op) {
+    pub fn lowered(&self, call: &Call, op: &Op) {
         let Op::RunOnce(run) = op else { return };
         let runner = self.runtimes.get().and_then(|all| all.iter().find(|r| r.language == run.language));
         let key = self.conversation_key.as_ref().map(|of| of(&call.tenant.0, &run.conversation)).unwrap_or_default();
@@ -89,20 +96,20 @@ impl Observer {
         }
     }
 
-    pub(crate) fn failed(&self, error: &EngineError) {
+    pub fn failed(&self, error: &EngineError) {
         if matches!(error, EngineError::OverLimit { .. } | EngineError::ContextLimit(_)) {
             self.metrics.denied(DenialReason::Quota);
         }
     }
 
     /// Records that a file was fetched by its link.
-    pub(crate) fn file_served(&self, served: &ServedFile<'_>) {
+    pub fn file_served(&self, served: &ServedFile<'_>) {
         let bytes_out = Some(served.bytes);
         self.file_moved(served, JournalEntry { bytes_out, ..JournalEntry::event("file_read") });
     }
 
     /// Records that a file was uploaded by a link.
-    pub(crate) fn file_received(&self, received: &ServedFile<'_>) {
+    pub fn file_received(&self, received: &ServedFile<'_>) {
         let bytes_in = Some(received.bytes);
         self.file_moved(received, JournalEntry { bytes_in, ..JournalEntry::event("file_uploaded") });
     }
@@ -114,7 +121,7 @@ impl Observer {
     }
 
     /// Records that a tenant read a file as a resource.
-    pub(crate) fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
+    pub fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
         let Some(journal) = &self.journal else { return };
         journal.record(JournalEntry {
             tenant: Some(tenant.to_owned()),
@@ -129,7 +136,7 @@ impl Observer {
 
     /// Records a refused request. Each refusal is counted, but at most one a second is written, with the number of
     /// refusals since the last one, because strangers must not be able to fill the disk.
-    pub(crate) fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
+    pub fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
         self.metrics.denied(why);
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         denials.unwritten += 1;
@@ -183,14 +190,14 @@ fn short(tool: &str) -> &str {
 }
 
 /// A call in progress that is being observed.
-pub(crate) struct ObservedCall {
+pub struct ObservedCall {
     dialect: &'static str,
     in_progress: InProgress,
 }
 
 /// The facts of an outcome that are needed after it has been rendered.
 #[derive(Debug, Default)]
-pub(crate) struct Facts {
+pub struct Facts {
     pub context: Option<String>,
     pub run: Option<String>,
     /// Result of a run in a conversation: whether it succeeded, its status, its files, and the key of the files.
@@ -198,7 +205,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    pub(crate) fn of(outcome: &Outcome) -> Self {
+    pub fn of(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Ran(ran) => {
                 let once = ran.files.as_ref().map(|files| {
@@ -231,7 +238,7 @@ impl Facts {
 }
 
 /// The facts about a call that has its answer.
-pub(crate) struct Ended<'a> {
+pub struct Ended<'a> {
     pub tenant: &'a str,
     pub input: &'a RenderInput<'a>,
     pub origin: &'a Origin,
@@ -243,7 +250,7 @@ pub(crate) struct Ended<'a> {
 }
 
 impl ObservedCall {
-    pub(crate) fn end(self, observer: &Observer, ended: Ended<'_>) {
+    pub fn end(self, observer: &Observer, ended: Ended<'_>) {
         let code = ended.reply.and_then(error_code);
         let how = match (&code, ended.cancelled, ended.refused) {
             (_, true, _) => CallEnd::Cancelled,

@@ -8,7 +8,7 @@
 
 mod chain;
 mod files;
-pub(crate) mod verify;
+pub mod verify;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -24,14 +24,14 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use text::cut;
 
-pub(crate) use self::chain::key_path;
-pub(crate) use self::files::lines;
-pub(crate) use self::verify::{VerifyReport, verify};
-pub(crate) use self::writer::JournalError;
+pub use self::chain::key_path;
+pub use self::files::lines;
+pub use self::verify::{VerifyReport, verify};
+pub use self::writer::JournalError;
 use self::writer::Writer;
 
 #[derive(Debug, Clone)]
-pub(crate) struct JournalConfig {
+pub struct JournalConfig {
     pub dir: PathBuf,
     /// Whether arguments and results are also recorded, shortened.
     pub contents: bool,
@@ -43,14 +43,14 @@ pub(crate) struct JournalConfig {
 }
 
 impl JournalConfig {
-    pub(crate) fn new(dir: impl Into<PathBuf>) -> Self {
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), contents: false, keep_days: 30, file_bytes: 64 << 20, queue: 10_000 }
     }
 }
 
 /// One event. Members that are `None` or empty are left out of the line.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct JournalEntry {
+pub struct JournalEntry {
     /// `call`, or the name of an event that is not a call: `context_removed`, `denied`, …
     pub event: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,12 +106,12 @@ fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result
 }
 
 impl JournalEntry {
-    pub(crate) fn event(event: &'static str) -> Self {
+    pub fn event(event: &'static str) -> Self {
         Self { event, ..Self::default() }
     }
 
     /// Returns the entry of a notice of the engine.
-    pub(crate) fn notice(notice: &Notice) -> Self {
+    pub fn notice(notice: &Notice) -> Self {
         let event = match notice.what {
             NoticeKind::Created => "context_created",
             NoticeKind::Stopped => "context_stopped",
@@ -169,7 +169,7 @@ const MOST_CONTENTS: usize = 256 << 10;
 const QUEUE_WITH_CONTENTS: usize = 200;
 
 /// Returns the arguments of a call by name, with their sizes in bytes.
-pub(crate) fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
+pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() as u64,
         other => other.to_string().len() as u64,
@@ -179,7 +179,7 @@ pub(crate) fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
 
 /// Handle through which entries are recorded. It is cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Journal {
+pub struct Journal {
     queue: SyncSender<WriterCommand>,
     counts: Arc<Counts>,
     contents: bool,
@@ -212,7 +212,7 @@ enum WriterCommand {
 
 impl Journal {
     /// Continues the chain where the last server left it, and starts the writing thread.
-    pub(crate) fn open(config: JournalConfig) -> Result<Self, JournalError> {
+    pub fn open(config: JournalConfig) -> Result<Self, JournalError> {
         // Contents make an entry large, and entries that wait for the disk have to fit into memory.
         let most = if config.contents { QUEUE_WITH_CONTENTS } else { usize::MAX };
         let (queue, messages) = sync_channel(config.queue.clamp(1, most));
@@ -230,7 +230,7 @@ impl Journal {
     }
 
     /// Records an entry. It never waits and never fails; an entry that does not fit into the queue is counted as lost.
-    pub(crate) fn record(&self, entry: JournalEntry) {
+    pub fn record(&self, entry: JournalEntry) {
         let entry = Box::new(entry.bounded(self.contents));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
             self.queue.try_send(WriterCommand::Entry(SystemTime::now(), entry))
@@ -240,12 +240,12 @@ impl Journal {
     }
 
     /// Returns the number of lost entries since the start, for the metrics.
-    pub(crate) fn lost(&self) -> u64 {
+    pub fn lost(&self) -> u64 {
         self.counts.lost.load(Ordering::Relaxed)
     }
 
     /// Writes the waiting entries and syncs them to the disk. This blocks; entries recorded afterwards are lost.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let (done, wait) = sync_channel(1);
         if self.queue.send(WriterCommand::Close(done)).is_ok() {
             let _ = wait.recv();

@@ -26,7 +26,7 @@ static QUEUE: OnceLock<Queue> = OnceLock::new();
 
 /// Starts the thread that writes all further lines. Before that, the thread that logs a line writes it, because the
 /// launcher has to be started while the process has only one thread.
-pub(crate) fn detach() {
+pub fn detach() {
     let lost = |count| tracing::warn!("{count} lines of the log were lost: nobody reads stderr");
     if QUEUE.get().is_none()
         && let Ok(queue) = Queue::start(io::stderr(), lost)
@@ -36,14 +36,14 @@ pub(crate) fn detach() {
 }
 
 /// Waits until all lines logged so far are written, but no longer than `LAST`.
-pub(crate) fn finish() {
+pub fn finish() {
     if let Some(queue) = QUEUE.get() {
         queue.finish(LAST);
     }
 }
 
 /// A writer that takes one whole line at a time.
-pub(crate) struct Stderr;
+pub(super) struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {

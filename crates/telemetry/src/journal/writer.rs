@@ -14,7 +14,7 @@ use super::files::{GENESIS, LONGEST_LINE, Name, day, hash, list, next_line, time
 use super::{JournalConfig, JournalEntry};
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum JournalError {
+pub enum JournalError {
     #[error("cannot open the journal in `{dir}`")]
     Open { dir: PathBuf, source: io::Error },
     #[error("another server writes the journal in `{dir}`; give this one another `--state-dir`")]
@@ -32,7 +32,7 @@ struct JournalLine<'a> {
     entry: &'a JournalEntry,
 }
 
-pub(crate) struct Writer {
+pub(super) struct Writer {
     config: JournalConfig,
     name: Name,
     file: File,
@@ -53,7 +53,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn open(config: JournalConfig, now: SystemTime) -> Result<Self, JournalError> {
+    pub(super) fn open(config: JournalConfig, now: SystemTime) -> Result<Self, JournalError> {
         let dir = config.dir.clone();
         let opened = |source| JournalError::Open { dir: dir.clone(), source };
         let lock = lock(&dir).map_err(|error| match error.kind() {
@@ -166,12 +166,12 @@ impl Writer {
     }
 
     /// Appends one line, completely or not at all.
-    pub(crate) fn append(&mut self, at: SystemTime, entry: &JournalEntry) -> io::Result<()> {
+    pub(super) fn append(&mut self, at: SystemTime, entry: &JournalEntry) -> io::Result<()> {
         self.append_all([(at, entry)])
     }
 
     /// Appends lines, all of them completely or none at all.
-    pub(crate) fn append_all<'a>(
+    pub(super) fn append_all<'a>(
         &mut self,
         entries: impl IntoIterator<Item = (SystemTime, &'a JournalEntry)>,
     ) -> io::Result<()> {
@@ -216,7 +216,7 @@ impl Writer {
         Ok(())
     }
 
-    pub(crate) fn sync(&mut self) -> io::Result<()> {
+    pub(super) fn sync(&mut self) -> io::Result<()> {
         if self.unsynced {
             self.file.sync_data()?;
             self.unsynced = false;
@@ -230,7 +230,7 @@ impl Writer {
     }
 
     /// Deletes the files of expired days. It does so at most once a day.
-    pub(crate) fn expire(&mut self, now: SystemTime) {
+    pub(super) fn expire(&mut self, now: SystemTime) {
         let today = day(now);
         if self.expired_on == today {
             return;
@@ -270,7 +270,7 @@ impl Writer {
     }
 
     #[cfg(test)]
-    pub(crate) fn swap_file(&mut self, file: File) -> File {
+    pub fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 }

@@ -16,34 +16,34 @@ use super::files::hash;
 use crate::persistent_secret;
 
 /// Returns the path of the key, which lies beside the journal's directory and is named after it.
-pub(crate) fn key_path(dir: &Path) -> PathBuf {
+pub fn key_path(dir: &Path) -> PathBuf {
     dir.with_extension("key")
 }
 
 /// Returns the path of the note of the newest line, which lies beside the key.
-pub(crate) fn head_path(dir: &Path) -> PathBuf {
+pub(super) fn head_path(dir: &Path) -> PathBuf {
     dir.with_extension("head")
 }
 
 #[derive(Clone)]
-pub(crate) struct ChainKey(hmac::Key);
+pub(super) struct ChainKey(hmac::Key);
 
 impl ChainKey {
     /// Reads the key. On first use, this creates it.
-    pub(crate) fn take(path: &Path) -> io::Result<Self> {
+    pub(super) fn take(path: &Path) -> io::Result<Self> {
         persistent_secret::take(path).map(|secret| Self::new(&secret))
     }
 
-    pub(crate) fn read(path: &Path) -> io::Result<Option<Self>> {
+    pub(super) fn read(path: &Path) -> io::Result<Option<Self>> {
         Ok(persistent_secret::read(path)?.map(|secret| Self::new(&secret)))
     }
 
-    pub(crate) fn new(secret: &[u8; 32]) -> Self {
+    pub(super) fn new(secret: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
     /// Adds the code of its content to the line that begins at `begin`, a JSON object without `mac`. Returns the code.
-    pub(crate) fn close(&self, line: &mut Vec<u8>, begin: usize) -> String {
+    pub(super) fn close(&self, line: &mut Vec<u8>, begin: usize) -> String {
         let mac = hex(hmac::sign(&self.0, &line[begin..]).as_ref());
         line.pop_if(|last| *last == b'}');
         line.extend_from_slice(format!("{MAC}{mac}\"}}").as_bytes());
@@ -51,7 +51,7 @@ impl ChainKey {
     }
 
     /// Returns whether a line is as a server with this key wrote it.
-    pub(crate) fn fits(&self, line: &[u8], mac: &str) -> bool {
+    pub(super) fn fits(&self, line: &[u8], mac: &str) -> bool {
         let Some(body) = line.strip_suffix(format!("{MAC}{mac}\"}}").as_bytes()) else { return false };
         let body = [body, b"}"].concat();
         // A comparison in constant time is not needed, because the caller has the key.
@@ -63,7 +63,7 @@ const MAC: &str = ",\"mac\":\"";
 
 /// The members of a line that the chain needs.
 #[derive(Debug, Deserialize)]
-pub(crate) struct ChainLink {
+pub(super) struct ChainLink {
     #[serde(default)]
     pub time: String,
     pub seq: u64,
@@ -79,26 +79,26 @@ pub(crate) struct ChainLink {
 }
 
 impl ChainLink {
-    pub(crate) fn parse(line: &[u8]) -> Option<Self> {
+    pub(super) fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
 
     /// Returns the head after this line, which the next line refers to.
-    pub(crate) fn head(&self, line: &[u8]) -> Head {
+    pub(super) fn head(&self, line: &[u8]) -> Head {
         Head { seq: self.seq, hash: self.mac.clone().unwrap_or_else(|| hash(line)) }
     }
 }
 
 /// The end of the chain: the number of the last line, and its code.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(super) struct Head {
     pub seq: u64,
     pub hash: String,
 }
 
 impl Head {
     /// Writes the note of the head and replaces the old one atomically.
-    pub(crate) fn write_note(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn write_note(&self, path: &Path) -> io::Result<()> {
         let temporary = path.with_extension("head-new");
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
@@ -108,7 +108,7 @@ impl Head {
     }
 
     /// Reads the note of the head. Returns `None` if there is no note.
-    pub(crate) fn read_note(path: &Path) -> io::Result<Option<Self>> {
+    pub(super) fn read_note(path: &Path) -> io::Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,

@@ -5,7 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Returns the secret in a file. If the file does not exist, this creates it with a new secret.
-pub(crate) fn take(path: &Path) -> io::Result<[u8; 32]> {
+pub fn take(path: &Path) -> io::Result<[u8; 32]> {
     if let Some(secret) = read(path)? {
         return Ok(secret);
     }
@@ -24,7 +24,7 @@ pub(crate) fn take(path: &Path) -> io::Result<[u8; 32]> {
 }
 
 /// Reads the secret. Returns `None` if the file does not exist.
-pub(crate) fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
+pub fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
     match std::fs::read(path) {
         Ok(bytes) => {
             let wrong = || io::Error::other("is not a secret of 32 bytes; remove it to have a new one generated");

@@ -14,13 +14,13 @@ use engine::op::{Notice, NoticeKind};
 use engine::{Browsers, Ready, Traffic, ZygoteStatus};
 use mcp::http::HttpTotals;
 
-pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Upper bounds of the buckets in seconds. They range from the time of a listing to that of the longest command.
 const BUCKETS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallEnd {
+pub enum CallEnd {
     Ok,
     /// The code or the operation failed.
     Failed,
@@ -30,21 +30,21 @@ pub(crate) enum CallEnd {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DenialReason {
+pub enum DenialReason {
     Auth,
     Rate,
     Quota,
 }
 
 impl DenialReason {
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         DENIALS[self as usize]
     }
 }
 
 /// Values at the moment at which the page is requested.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Gauges {
+pub struct Gauges {
     pub contexts: usize,
     pub ready: Ready,
     pub sandboxes: usize,
@@ -109,7 +109,7 @@ impl Gauges {
 
 /// Handle to the metrics. It is cheap to clone; all clones count together.
 #[derive(Clone, Default)]
-pub(crate) struct Metrics(Arc<Inner>);
+pub struct Metrics(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -138,12 +138,12 @@ impl Metrics {
         InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }
     }
 
-    pub(crate) fn denied(&self, why: DenialReason) {
+    pub fn denied(&self, why: DenialReason) {
         add(&self.0.denials[why as usize], 1);
     }
 
     /// Counts a notice of the engine.
-    pub(crate) fn notice(&self, notice: &Notice) {
+    pub fn notice(&self, notice: &Notice) {
         let kill = match notice.what {
             NoticeKind::TimedOut => 0,
             NoticeKind::OutOfMemory => 1,
@@ -159,7 +159,7 @@ impl Metrics {
     }
 
     /// Returns the page in Prometheus' text format.
-    pub(crate) fn text(&self, gauges: &Gauges) -> String {
+    pub fn text(&self, gauges: &Gauges) -> String {
         let inner = &*self.0;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut page = Exposition::default();

@@ -5,26 +5,25 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ring::digest::{SHA256, digest};
 use text::{hex, iso8601};
 
-use crate::digest::sha256;
-
 /// Maximum length of a journal line; longer lines are treated as damaged.
-pub(crate) const LONGEST_LINE: u64 = 1 << 20;
+pub(super) const LONGEST_LINE: u64 = 1 << 20;
 
 /// The `prev` of the very first line, which follows no other line.
-pub(crate) const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+pub(super) const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// The name of a journal file: `2026-11-16.jsonl`, then `2026-11-16-2.jsonl`. Names sort in the order in which the
 /// files were written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Name {
+pub(super) struct Name {
     pub day: String,
     pub part: u32,
 }
 
 impl Name {
-    pub(crate) fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         let stem = name.strip_suffix(".jsonl")?;
         let (day, rest) = stem.split_at_checked(10)?;
         let is_day =
@@ -38,7 +37,7 @@ impl Name {
         (is_day && name.to_string().strip_suffix(".jsonl") == Some(stem)).then_some(name)
     }
 
-    pub(crate) fn next(&self) -> Self {
+    pub(super) fn next(&self) -> Self {
         Self { day: self.day.clone(), part: self.part + 1 }
     }
 }
@@ -53,7 +52,7 @@ impl std::fmt::Display for Name {
 }
 
 /// Lists the journal's files in a directory, oldest first, and ignores everything else there.
-pub(crate) fn list(dir: &Path) -> io::Result<Vec<Name>> {
+pub(super) fn list(dir: &Path) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         names.extend(entry?.file_name().to_str().and_then(Name::parse));
@@ -63,24 +62,24 @@ pub(crate) fn list(dir: &Path) -> io::Result<Vec<Name>> {
 }
 
 /// Formats a time as `2026-11-16T00:12:56.123Z`.
-pub(crate) fn time(at: SystemTime) -> String {
+pub(super) fn time(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let whole = iso8601(since.as_secs().try_into().unwrap_or(i64::MAX));
     format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis())
 }
 
 /// Formats the day in UTC as `2026-11-16`.
-pub(crate) fn day(at: SystemTime) -> String {
+pub(super) fn day(at: SystemTime) -> String {
     time(at)[..10].to_owned()
 }
 
 /// Returns the hash of a line without its line end.
-pub(crate) fn hash(line: &[u8]) -> String {
-    hex(&sha256(line))
+pub(super) fn hash(line: &[u8]) -> String {
+    hex(digest(&SHA256, line).as_ref())
 }
 
 /// Returns the next line without its line end, and whether it had one. Returns `None` at the end of the file.
-pub(crate) fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>> {
+pub(super) fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>> {
     let mut line = Vec::new();
     file.take(LONGEST_LINE).read_until(b'\n', &mut line)?;
     if line.is_empty() {
@@ -91,7 +90,7 @@ pub(crate) fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, 
 }
 
 /// Returns the unchanged lines of all files, oldest first.
-pub(crate) fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
+pub fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
     let paths: Vec<PathBuf> = list(dir)?.iter().map(|name| dir.join(name.to_string())).collect();
     Ok(paths.into_iter().flat_map(|path| FileLines { file: Some(File::open(path).map(BufReader::new)) }))
 }

@@ -15,7 +15,7 @@ use super::escape::Escaped;
 use super::lines::{MCP_LOG, STARTUP_LOG};
 
 #[derive(Default)]
-pub(crate) struct Human(Format<Full>);
+pub(super) struct Human(Format<Full>);
 
 impl<S, N> FormatEvent<S, N> for Human
 where
@@ -47,7 +47,7 @@ impl Visit for MessageVisitor<'_, '_> {
 }
 
 /// Formats `message name=value …`, without any character that a terminal would interpret.
-pub(crate) fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
+pub(super) fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
     format::debug_fn(|out: &mut Writer<'_>, field, value| match field.name() {
         "message" => write!(Escaped(out), "{value:?}"),
         // Fields of the `log` crate say where a line came from; its target is shown already.

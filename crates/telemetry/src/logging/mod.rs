@@ -15,17 +15,17 @@ use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
-pub(crate) use escape::escaped;
-pub(crate) use sink::{detach, finish};
+pub use escape::escaped;
+pub use sink::{detach, finish};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     Human,
     Json,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LogError {
+pub enum LogError {
     #[error("`--log {filter}` is not a filter")]
     Filter { filter: String, source: tracing_subscriber::filter::ParseError },
     #[error("cannot start the log")]
@@ -34,7 +34,7 @@ pub(crate) enum LogError {
 
 /// Sends all further log lines to stderr, because stdout belongs to the protocol. `colour` applies only to the human
 /// format.
-pub(crate) fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
+pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
     let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);
     Ok(Registry::default().with(layer(format, colour, || sink::Stderr).with_filter(filter)).try_init()?)
@@ -61,7 +61,7 @@ where
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
+pub mod testing {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
 
@@ -84,11 +84,11 @@ pub(crate) mod testing {
     }
 
     /// Returns what `work` logs at all levels, in this format.
-    pub(crate) fn logged(format: LogFormat, work: impl FnOnce()) -> String {
+    pub fn logged(format: LogFormat, work: impl FnOnce()) -> String {
         filtered(format, LevelFilter::TRACE, work)
     }
 
-    pub(crate) fn filtered(
+    pub fn filtered(
         format: LogFormat,
         filter: impl Filter<Registry> + Send + Sync + 'static,
         work: impl FnOnce(),

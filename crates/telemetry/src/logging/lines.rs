@@ -58,7 +58,7 @@ pub(crate) enum McpLine<'a> {
 
 /// Facts about a `sandbox.run_code`, without its code or any value of its environment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RunCode<'a> {
+pub struct RunCode<'a> {
     pub conversation: &'a str,
     pub language: &'a str,
     /// Length of the code in bytes.
@@ -157,7 +157,7 @@ impl Display for McpLine<'_> {
 }
 
 /// Logs a step of the server's start in the words of its default dialect.
-pub(crate) fn log_startup(dialect: &Dialect, step: &StartupStep<'_>) {
+pub fn log_startup(dialect: &Dialect, step: &StartupStep<'_>) {
     for line in (dialect.startup)(step) {
         match step {
             StartupStep::Failed { .. } => tracing::error!(target: STARTUP_LOG, "{line}"),
@@ -294,7 +294,7 @@ fn head(secret: &str, most: usize) -> String {
 
 /// Returns the scheme and host of an address. The path and the query are left out, because they may contain a secret or
 /// content of a page; for a `data:` address only the scheme remains.
-pub(crate) fn site(url: &str) -> String {
+pub fn site(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, after)) => {
             let authority = &after[..after.find(['/', '?', '#', '\\']).unwrap_or(after.len())];

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 /// Writer that passes on harmless characters and escapes the others as in a Rust literal.
-pub(crate) struct Escaped<W>(pub W);
+pub(super) struct Escaped<W>(pub W);
 
 impl<W: Write> Write for Escaped<W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
@@ -23,7 +23,7 @@ fn is_harmful(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut out = Escaped(String::with_capacity(text.len()));
     let _ = out.write_str(text); // writing to a String cannot fail
     out.0

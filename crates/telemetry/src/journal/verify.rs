@@ -13,7 +13,7 @@ use super::chain::{ChainKey, ChainLink, Head, head_path};
 use super::files::{GENESIS, hash, list, next_line};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct VerifyReport {
+pub struct VerifyReport {
     pub files: Vec<FileReport>,
     /// Code of the last whole line. The operator can store it for the next verification.
     pub head: Option<String>,
@@ -26,13 +26,13 @@ pub(crate) struct VerifyReport {
 }
 
 impl VerifyReport {
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.broken.is_empty() && self.files.iter().all(|file| file.broken.is_none())
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FileReport {
+pub struct FileReport {
     pub name: String,
     pub lines: u64,
     pub first_seq: Option<u64>,
@@ -43,7 +43,7 @@ pub(crate) struct FileReport {
 
 /// Verifies all files of a directory with the key at `key`. `noted` is a head from an earlier time, which the journal
 /// still has to contain.
-pub(crate) fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
+pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
     // The note is read first, because a running server may write further lines meanwhile.
     let newest = Head::read_note(&head_path(dir))?;
     let mut walk = Walk { key: ChainKey::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };

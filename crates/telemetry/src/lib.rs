@@ -1,0 +1,10 @@
+//! What a server records about its calls: log lines, the audit journal and metrics.
+//!
+//! The server reports each call to an [`observe::Observer`], which decides what is recorded where.
+#![warn(unreachable_pub)]
+
+pub mod journal;
+pub mod logging;
+pub mod metrics;
+pub mod observe;
+pub mod persistent_secret;
