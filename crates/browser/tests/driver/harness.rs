@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::browser::{BrowseResult, BrowserReply, FromDriver, MouseButton, PageEvent, ToDriver};
 use proto::{BrowseError, BrowseFailure, BrowserAction, BrowserSpec, Decoder};
@@ -175,6 +175,16 @@ impl Browser {
         let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    /// The files of downloads once there are so many. Chromium reports that a download ended before it has removed the
+    /// part of the file that it has.
+    pub fn downloads_left(&self, count: usize) -> Vec<String> {
+        let until = Instant::now() + Duration::from_secs(30);
+        while self.downloads().len() != count && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.downloads()
     }
 
     /// What the driver ended with, once it has.
