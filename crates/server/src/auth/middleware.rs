@@ -12,10 +12,10 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use mcp::Caller;
 use mcp::http::{Authenticator, Denied};
-
-use super::{Auth, WELL_KNOWN};
 use telemetry::metrics::DenialReason;
 use telemetry::observe::Observer;
+
+use super::{Auth, WELL_KNOWN};
 
 /// An authenticator that reports denied callers to an observer.
 pub(crate) struct Watched {

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Map, Value};
-
-use super::{CommandEnv, CommandResult, Failed, output};
 use telemetry::journal::{self, VerifyReport};
 use telemetry::logging::escaped;
+
+use super::{CommandEnv, CommandResult, Failed, output};
 
 /// Read the journal of calls (tenant, tool, time, outcome), or check that nobody changed it
 #[derive(Debug, clap::Args)]

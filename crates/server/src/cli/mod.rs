@@ -22,11 +22,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use runtimes::HostEnvironment;
+use telemetry::logging::{self, LogFormat};
 use tokio::runtime::Builder;
 
 use self::flags::Flags;
 use crate::config::{Config, Environment, Sources};
-use telemetry::logging::{self, LogFormat};
 
 /// Runs AI agents' code in kernel sandboxes, over the Model Context Protocol.
 #[derive(Debug, Parser)]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use engine::op::{Op, Outcome, RuntimeInfo, Tenant};
 use engine::{Engine, StartupStep};
 use runtimes::{Progress, browser};
+use telemetry::logging::lines;
+use telemetry::observe::Observer;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{CommandEnv, Failed, wiring};
-use telemetry::logging::lines;
-use telemetry::observe::Observer;
 
 /// Makes the engine ready. If that fails, it stops the server, because a server that can run nothing is of no use.
 pub(crate) async fn prepare(

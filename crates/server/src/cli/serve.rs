@@ -19,6 +19,10 @@ use mcp::Caller;
 use mcp::http::{self as transport, App, Authenticator, Counters, Endpoint, HttpOptions, Peer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
+use telemetry::journal::{Journal, JournalConfig, JournalEntry};
+use telemetry::logging::lines;
+use telemetry::metrics::{self, Gauges};
+use telemetry::observe::Observer;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
@@ -32,10 +36,6 @@ use crate::auth::{self, Auth, AuthConfig};
 use crate::config::{self, ALL_TENANTS, Config};
 use crate::files;
 use crate::handler::{Handlers, Surface};
-use telemetry::journal::{Journal, JournalConfig, JournalEntry};
-use telemetry::logging::lines;
-use telemetry::metrics::{self, Gauges};
-use telemetry::observe::Observer;
 
 /// Serve MCP over HTTP
 ///

@@ -11,6 +11,8 @@ use http::request::Parts;
 use mcp::Caller;
 use mcp::http::{self as transport, App, Authenticator, Counters, Denied, HttpOptions};
 use mcp::stdio::{StdioOptions, serve_stdio};
+use telemetry::logging::lines;
+use telemetry::observe::Observer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -21,8 +23,6 @@ use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on_here};
 use crate::files;
 use crate::handler::{Handlers, Surface};
-use telemetry::logging::lines;
-use telemetry::observe::Observer;
 
 /// Serve MCP on standard input and output
 ///

@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use engine::Tenant;
 use sandbox::{StoredWorkspace, WorkspaceOwner};
+use telemetry::logging::escaped;
 
 use super::{CommandEnv, CommandResult, Failed, output};
-use telemetry::logging::escaped;
 
 /// List, show or remove the workspaces that `persist` keeps
 #[derive(Debug, clap::Args)]

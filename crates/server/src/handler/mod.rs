@@ -25,9 +25,8 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
-use text::{shown, unix_now};
-
 use telemetry::observe::{Ended, Facts, Observer};
+use text::{shown, unix_now};
 
 mod progress;
 mod resources;
