@@ -8,7 +8,7 @@ use serde_json::Value;
 use testkit::client::Client;
 use testkit::http::Wire;
 
-use crate::support::StateDir;
+use crate::support::{StateDir, program};
 
 /// One line of the page that is replayed, with its number.
 enum Step {
@@ -57,12 +57,11 @@ fn command_step(command: &str) -> Step {
 
 /// Starts the server as the page says, with a state directory of the test's own. Directories of root cannot be given to code
 /// for writing, so root gives them away first.
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn start(directory: &Path, arguments: &[String]) -> Client {
     if rustix::process::geteuid().is_root() {
         shell(directory, "chown -R 1000:1000 shop");
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    let mut command = program();
     command.current_dir(directory).arg("stdio").args(arguments).arg("--state-dir").arg(directory.join("state"));
     Client::start(command)
 }

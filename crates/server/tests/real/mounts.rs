@@ -13,7 +13,7 @@ use testkit::client::Client;
 use testkit::http::{Account, Era, Mcp, Wire};
 
 use crate::serve::Serve;
-use crate::support::{StateDir, stdio_of};
+use crate::support::{self, StateDir, stdio_of};
 
 /// The owner of the directories, if the tests run as root: one that is not root may be mounted for writing.
 const OWNER: u32 = 4711;
@@ -33,15 +33,13 @@ fn owner(path: &Path) -> u32 {
     std::fs::symlink_metadata(path).unwrap().uid()
 }
 
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn program(state: &StateDir, words: &[&str]) -> Command {
     let config = state.0.join("sandpool.toml");
     if !config.exists() {
         std::fs::write(&config, "").unwrap();
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+    let mut command = support::program();
     command.args(words).arg("--config").arg(config).arg("--state-dir").arg(state.0.join("state"));
-    command.env_remove("SANDPOOL_TEST_PYTHON").env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_HOSTILE");
     command
 }
 

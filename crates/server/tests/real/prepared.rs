@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::client::{Client, ToolResult};
 
 use crate::packages::Registry;
-use crate::support::{StateDir, stdio_of};
+use crate::support::{StateDir, program, stdio_of};
 
 fn start(state: &StateDir) -> Client {
     Client::start(stdio_of("sandpool", &state.0, ""))
@@ -165,11 +165,10 @@ impl Runtimes {
     }
 
     /// `sandpool setup` with npm's packages from the registry, and Python's from where this machine has them.
-    #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
     fn command(&self, state: &StateDir, registry: &Registry, arguments: &[&str]) -> Command {
         let config = state.0.join("setup.toml");
         std::fs::write(&config, self.settings()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+        let mut command = program();
         command.arg("setup").args(arguments).arg("--config").arg(config);
         command.env("NPM_CONFIG_REGISTRY", format!("http://127.0.0.1:{}/npm/", registry.port));
         command

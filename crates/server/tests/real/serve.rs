@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testkit::host::StateDir;
 use testkit::http::{Account, Era, Mcp};
+
+use crate::support::program;
 
 /// Longer than anything the server may take for one thing.
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -35,7 +37,6 @@ impl Serve {
     }
 
     /// On a free port of loopback unless the variables say otherwise.
-    #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
     pub fn with_settings(state: Arc<StateDir>, settings: &str, variables: &[(&str, &str)]) -> Self {
         let find = |name| variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| *value);
         let host = find("MCP_SERVER_HOST").unwrap_or("127.0.0.1");
@@ -43,7 +44,7 @@ impl Serve {
         let listen = find("SANDPOOL_LISTEN").map_or_else(|| format!("{host}:{port}"), str::to_owned);
         let (config, log) = (state.0.join("sandpool.toml"), state.0.join("log"));
         std::fs::write(&config, format!("[serve]\nlisten = \"127.0.0.1:{port}\"\n{settings}")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+        let mut command = program();
         command.arg("serve").env("SANDPOOL_CONFIG", config).env("SANDPOOL_STATE_DIR", state.0.join("state"));
         command.envs(variables.iter().copied()).stdin(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
         let ways = ["SANDPOOL_API_TOKEN", "MCP_API_TOKEN", "SANDPOOL_TOKEN_FILE", "SANDPOOL_TENANTS"];
