@@ -78,10 +78,7 @@ impl Argument for Located {
 
 impl Located {
     fn owner(&self, context: Option<String>) -> FileOwner {
-        match self.root {
-            Root::Workspace => FileOwner::Context(target(context)),
-            root => FileOwner::ContextDir(target(context), root),
-        }
+        FileOwner::Context(target(context), self.root)
     }
 
     /// Returns the directory as it stands before paths in answers: nothing for the workspace.
@@ -149,13 +146,13 @@ pub(super) fn write_file(args: WriteFileArgs, _: &Options) -> Lowering {
             decode(&content).map_err(|why| ArgError::new(format!("content is not base64: {why}")))?
         }
     };
-    operation::write_file(FileOwner::Context(target(args.context)), args.path.0, content).answer(written)
+    operation::write_file(FileOwner::workspace(target(args.context)), args.path.0, content).answer(written)
 }
 
 pub(super) fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {
     let directory = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
     let depth = args.depth.and_then(|depth| u32::try_from(depth.0).ok()).unwrap_or(1);
-    operation::list_levels(FileOwner::Context(target(args.context)), directory.clone(), depth)
+    operation::list_levels(FileOwner::workspace(target(args.context)), directory.clone(), depth)
         .answer(move |input, files| listed(input, &directory, files))
 }
 

@@ -229,17 +229,16 @@ async fn files_are_edited_searched_and_uploaded() {
 #[test]
 fn paths_below_other_directories_and_links_are_read() {
     let owner = |path: &str| match lower("read_file", json!({ "path": path })) {
-        Ok(Op::ReadFile { owner: FileOwner::Context(_), path }) => format!("workspace {path}"),
-        Ok(Op::ReadFile { owner: FileOwner::ContextDir(_, root), path }) => format!("{root:?} {path}"),
+        Ok(Op::ReadFile { owner: FileOwner::Context(_, root), path }) => format!("{root:?} {path}"),
         Ok(Op::ReadLink { key, path, .. }) => format!("link {} {path}", &key[..2]),
         Ok(other) => panic!("{other:?}"),
         Err(refused) => refused.message,
     };
     let key = "ab".repeat(32);
     for (path, leads) in [
-        ("a", "workspace a"),
-        ("tmp/a", "workspace tmp/a"),
-        ("/workspace/tmp/a", "workspace tmp/a"),
+        ("a", "Workspace a"),
+        ("tmp/a", "Workspace tmp/a"),
+        ("/workspace/tmp/a", "Workspace tmp/a"),
         ("/tmp/a/b", "Tmp a/b"),
         ("/data/a", "Data a"),
         ("/outputs/stdout-1.txt", "Outputs stdout-1.txt"),
@@ -317,11 +316,11 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
     let target = |op: Op| match op {
         Op::RunCode(run) => run.target,
         Op::RunCommand(run) => run.target,
-        Op::ReadFile { owner: FileOwner::Context(target), .. }
-        | Op::WriteFile { owner: FileOwner::Context(target), .. }
-        | Op::ListFiles { owner: FileOwner::Context(target), .. }
-        | Op::EditFile { owner: FileOwner::Context(target), .. }
-        | Op::SearchFiles { owner: FileOwner::Context(target), .. }
+        Op::ReadFile { owner: FileOwner::Context(target, _), .. }
+        | Op::WriteFile { owner: FileOwner::Context(target, _), .. }
+        | Op::ListFiles { owner: FileOwner::Context(target, _), .. }
+        | Op::EditFile { owner: FileOwner::Context(target, _), .. }
+        | Op::SearchFiles { owner: FileOwner::Context(target, _), .. }
         | Op::UploadLink { target, .. } => target,
         other => panic!("{other:?}"),
     };
