@@ -15,7 +15,7 @@ use crate::context::CellTurn;
 use crate::guest::lock;
 use crate::ids;
 use crate::memory::Hold;
-use crate::op::{EngineError, Ran, Realm, RunProgress, Waiting};
+use crate::op::{EngineError, LimitKind, Ran, Realm, RunProgress, Waiting};
 
 /// Maximum number of runs that are stored for one tenant.
 const MAX_RUNS: usize = 100;
@@ -38,7 +38,7 @@ impl Runs {
         all.retain(|run| !run.is_forgotten());
         if all.len() >= MAX_RUNS {
             let Some(oldest) = first_to_remove(&all) else {
-                return Err(EngineError::OverLimit { what: "background_runs", limit: MAX_RUNS.to_string() });
+                return Err(EngineError::OverLimit { what: LimitKind::BackgroundRuns, limit: MAX_RUNS.to_string() });
             };
             all.remove(oldest);
         }
