@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{ContextSelector, FileOwner, Language, NewContext, RunCode, Target, Waiting};
+use engine::op::{ContextSelector, FileOwner, Language, NewContext, RunCode, Target};
 use engine::{Realm, RealmConfig};
 use serde_json::Value;
 use text::shown;
@@ -78,7 +78,7 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         realm,
         limit_help: LIMIT_HELP,
         startup: startup::lines,
-        waiting: Waiting::to_string,
+        waiting: render::waiting,
         server_name: "agentrun-mcp-server",
         default_lang: Lang::Zh,
         brief: false,

@@ -44,7 +44,7 @@ pub(super) fn waiting(waiting: &Waiting) -> String {
     let remedy = match waiting {
         Waiting::Run { run, .. } => format!("; {}", ends(run)),
         Waiting::Call { .. } => "; stop_context ends it".into(),
-        Waiting::Other(_) => String::new(),
+        Waiting::Permits(_) | Waiting::Other(_) => String::new(),
     };
     format!("This call waits: {waiting}{remedy}. Cancel this call to stop waiting.")
 }

@@ -36,7 +36,7 @@ pub enum EngineError {
     /// Another server is using the conversation's files.
     #[error("in use: {0}")]
     InUse(String),
-    #[error("all sessions were busy for {0:?}; retry later")]
+    #[error("no permit within {0:?}; retry later")]
     Busy(Duration),
     /// The run waited for its whole timeout. `running` is the time for which another run of its kernel has been
     /// running, and `run` the id of that run if it is in the background.

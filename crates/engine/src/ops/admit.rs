@@ -153,7 +153,7 @@ impl OpContext {
             };
             Ok(self.issue(realm?, tenant.transpose()?))
         };
-        let why = || Waiting::Other(format!("all {} sessions are busy", self.tenancy.config().runs_at_once));
+        let why = || Waiting::Permits(self.tenancy.config().runs_at_once);
         let queue_wait = queue_wait.unwrap_or(Duration::MAX);
         match self.wait(call, over, why, tokio::time::timeout(queue_wait, acquiring)).await? {
             Ok(Ok(permits)) => Ok(permits),
