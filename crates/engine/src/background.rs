@@ -11,11 +11,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::capture::weight_of;
+use crate::config::RealmConfig;
 use crate::context::CellTurn;
 use crate::guest::lock;
 use crate::ids;
 use crate::memory::Hold;
-use crate::op::{EngineError, Ran, Realm, RunProgress, Waiting};
+use crate::op::{EngineError, LimitKind, Ran, Realm, RunProgress, Waiting};
 
 /// Maximum number of runs that are stored for one tenant.
 const MAX_RUNS: usize = 100;
@@ -38,7 +39,7 @@ impl Runs {
         all.retain(|run| !run.is_forgotten());
         if all.len() >= MAX_RUNS {
             let Some(oldest) = first_to_remove(&all) else {
-                return Err(EngineError::OverLimit { what: "background_runs", limit: MAX_RUNS.to_string() });
+                return Err(EngineError::OverLimit { what: LimitKind::BackgroundRuns, limit: MAX_RUNS.to_string() });
             };
             all.remove(oldest);
         }
@@ -100,6 +101,8 @@ fn first_to_remove(all: &[Arc<Background>]) -> Option<usize> {
 pub(crate) struct Background {
     pub(crate) id: String,
     realm: Realm,
+    /// Number of permits of the realm.
+    runs_at_once: usize,
     context_id: String,
     command: bool,
     started_at: u64,
@@ -133,10 +136,11 @@ struct End {
 }
 
 impl Background {
-    pub(crate) fn new(realm: Realm, context_id: String, command: bool, cancel: CancellationToken) -> Self {
+    pub(crate) fn new(config: &RealmConfig, context_id: String, command: bool, cancel: CancellationToken) -> Self {
         Self {
             id: format!("run-{}", ids::short()),
-            realm,
+            realm: config.realm,
+            runs_at_once: config.runs_at_once,
             context_id,
             command,
             started_at: unix_now(),
@@ -191,8 +195,7 @@ impl Background {
         if self.begun.load(Ordering::Relaxed) || self.has_ended() {
             return None;
         }
-        let others = || Waiting::Other("other runs use all that may run at once".into());
-        Some(lock(&self.turn).as_ref().map_or_else(others, CellTurn::why))
+        Some(lock(&self.turn).as_ref().map_or(Waiting::Permits(self.runs_at_once), CellTurn::why))
     }
 
     pub(crate) fn mark_seen(&self) {
@@ -254,7 +257,7 @@ mod tests {
     use super::*;
 
     fn run() -> Background {
-        Background::new(Realm("sandpool"), "ctx".into(), false, CancellationToken::new())
+        Background::new(&RealmConfig::usual(Realm("sandpool")), "ctx".into(), false, CancellationToken::new())
     }
 
     fn read(run: &Background, cursor: u64, budget: usize) -> (String, u64, u64) {

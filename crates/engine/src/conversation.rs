@@ -20,7 +20,7 @@ use crate::config::{KeptConfig, RealmConfig};
 use crate::engine::Inner;
 use crate::guest::lock;
 use crate::keyed::{Keyed, KeyedState, Turn};
-use crate::op::{EngineError, NoticeKind, Realm, Tenant};
+use crate::op::{EngineError, LimitKind, NoticeKind, Realm, Tenant};
 use crate::provision::{FIRST_KERNEL, Shape, rehearse};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::tenancy::Tenancy;
@@ -155,7 +155,7 @@ impl Conversations {
             return Ok(());
         }
         if known.owners.values().filter(|owner| owner.tenant == *tenant).count() >= most {
-            return Err(EngineError::OverLimit { what: "max_contexts", limit: most.to_string() });
+            return Err(EngineError::OverLimit { what: LimitKind::MaxContexts, limit: most.to_string() });
         }
         let owner = ConversationOwner {
             tenant: tenant.clone(),

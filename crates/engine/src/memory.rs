@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::guest::lock;
-use crate::op::{EngineError, Tenant};
+use crate::op::{EngineError, LimitKind, Tenant};
 
 /// Number of bytes of each call that are not counted, so that small calls are admitted however many bytes the large
 /// ones occupy. The number of simultaneous calls of a tenant bounds these bytes.
@@ -47,7 +47,7 @@ pub enum Full {
 impl From<Full> for EngineError {
     fn from(full: Full) -> Self {
         match full {
-            Full::Tenant(limit) => Self::OverLimit { what: "call_memory_mb", limit: (limit >> 20).to_string() },
+            Full::Tenant(limit) => Self::OverLimit { what: LimitKind::CallMemory, limit: (limit >> 20).to_string() },
             Full::All => Self::NotReady(full.to_string()),
         }
     }

@@ -16,7 +16,7 @@ pub use proto::{Ended, FileEntry, FileKind, FoundLine, FoundLines, Language, Mim
 pub use sandbox::SharedVolume;
 
 pub use call::{Call, Event, EventSink, Quota, Realm, Tenant, Waiting};
-pub use error::EngineError;
+pub use error::{EngineError, LimitKind};
 pub use notice::{Notice, NoticeKind, StartupStep};
 pub use operation::{
     Browse, Command, ContextSelector, Edit, Environment, FileOwner, Network, NewContext, Op, RunCode, RunCommand,

@@ -16,7 +16,7 @@ use crate::config::{EngineConfig, Mount, RealmConfig};
 use crate::context::{Context, ContextLease};
 use crate::guest::lock;
 use crate::keyed::Keyed;
-use crate::op::{ContextInfo, ContextSelector, EngineError, Quota, Realm, Size, Tenant};
+use crate::op::{ContextInfo, ContextSelector, EngineError, LimitKind, Quota, Realm, Size, Tenant};
 use crate::sandbox_egress::EgressSpec;
 
 /// Maximum number of bytes that one tenant may be uploading into its sandboxes at the same time.
@@ -334,13 +334,13 @@ impl Charge {
         let most = tenant.quota.contexts.unwrap_or(usize::MAX);
         let one_more = |held: usize| (held < most).then_some(held + 1);
         if tenant.contexts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_err() {
-            return Err(EngineError::OverLimit { what: "contexts", limit: most.to_string() });
+            return Err(EngineError::OverLimit { what: LimitKind::Contexts, limit: most.to_string() });
         }
         let mut charge = Self { tenant: tenant.clone(), realm: realm.clone(), memory: 0 };
         let most = realm.config.max_total_memory_bytes.unwrap_or(u64::MAX);
         let more = |held: u64| held.checked_add(memory).filter(|held| *held <= most);
         if realm.memory.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
-            return Err(EngineError::OverLimit { what: "max_total_memory_mb", limit: (most >> 20).to_string() });
+            return Err(EngineError::OverLimit { what: LimitKind::TotalMemory, limit: (most >> 20).to_string() });
         }
         charge.memory = memory;
         Ok(charge)

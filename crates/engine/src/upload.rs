@@ -18,7 +18,7 @@ use crate::context::ContextLease;
 use crate::engine::Inner;
 use crate::guest::{GuestLost, GuestReply, PendingCall, lock};
 use crate::links::key;
-use crate::op::{EngineError, Tenant, UploadLink};
+use crate::op::{EngineError, LimitKind, Tenant, UploadLink};
 use crate::ops::{FILE_WAIT, file_error};
 use crate::registry::LiveSandbox;
 
@@ -101,7 +101,7 @@ impl UploadLinks {
             // Links that are used or expired make room first.
             let useless = of_tenant.filter(|(_, grant)| grant.state == GrantState::Used || grant.until <= now);
             let oldest = useless.min_by_key(|(_, grant)| grant.until).map(|(id, _)| id.clone());
-            let full = || EngineError::OverLimit { what: "upload_links", limit: MAX_LINKS.to_string() };
+            let full = || EngineError::OverLimit { what: LimitKind::UploadLinks, limit: MAX_LINKS.to_string() };
             grants.remove(&oldest.ok_or_else(full)?);
         }
         let grant = Grant {

@@ -217,7 +217,7 @@ async fn three_runs_execute_at_once_and_the_fourth_is_told_that_it_waits() {
     let fourth = create(&engine, "fourth").await;
     let (caller, mut events) = followed();
     let waiting = spawn_run(&engine, caller, &fourth, "print four");
-    assert_eq!(events.recv().await, Some(Event::Waiting(Waiting::Other("all 3 sessions are busy".into()))));
+    assert_eq!(events.recv().await, Some(Event::Waiting(Waiting::Permits(3))));
     assert_eq!(names(&engine).await.len(), 4, "listing waits for nobody");
     assert_eq!(text(&ran(waiting.await.unwrap()).stdout), "four\n");
     assert_eq!(events.recv().await, Some(Event::Resumed));

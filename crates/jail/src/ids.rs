@@ -95,6 +95,11 @@ impl IdMap {
         if owner == 0 || self.mode == Mode::Root { Err(MapError::HostRoot) } else { Ok(Self { outer: 0, ..self }) }
     }
 
+    /// Returns whether the code of the sandbox is the server's user on the host.
+    pub(crate) fn is_owner(self) -> bool {
+        self.outer == 0
+    }
+
     /// Returns the sandbox's id as the launcher sees it, to which volumes are chowned.
     pub(crate) fn outer(self) -> u32 {
         self.outer
@@ -333,6 +338,8 @@ mod tests {
         let as_owner = |mode, owner| IdMap::new(mode, 0, 9, 1000).unwrap().as_owner(owner);
         assert_eq!(as_owner(Mode::Sub, 1000).unwrap().lines(), "1000 0 1");
         assert_eq!(as_owner(Mode::Sub, 1000).unwrap().with_browser(4, 9).unwrap().lines(), "1000 0 1\n1001 5 1");
+        assert!(as_owner(Mode::Sub, 1000).unwrap().is_owner() && as_owner(Mode::Single, 1000).unwrap().is_owner());
+        assert!(!IdMap::new(Mode::Sub, 0, 1, 1000).unwrap().is_owner());
         assert_eq!(as_owner(Mode::Sub, 0), Err(MapError::HostRoot));
         assert_eq!(as_owner(Mode::Root, 1000), Err(MapError::HostRoot));
     }

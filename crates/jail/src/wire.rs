@@ -106,9 +106,9 @@ pub enum LauncherReply {
     Started { instance: PathBuf, survey: Box<Survey> },
     /// The call has succeeded and has no other result.
     Done,
-    /// The sandbox runs. The notes name the layers that are weaker than in other sandboxes. The egress socket is passed
-    /// as a descriptor.
-    Created { notes: Vec<String> },
+    /// The sandbox runs. The notes name the layers that are weaker than in other sandboxes; `is_owner` says whether its
+    /// code is the server's user on the host. The egress socket is passed as a descriptor.
+    Created { notes: Vec<String>, is_owner: bool },
     /// The kept volumes.
     Kept(Vec<KeptVolumeRecord>),
     /// A sandbox has the kept volume.

@@ -288,10 +288,10 @@ impl Native {
         let create = Create { sandbox: id, spec: spec.clone(), fail_at };
         let (reply, fds) = connection.exchange(LauncherCall::Create(Box::new(create)), &[]).await?;
         let error = match reply {
-            LauncherReply::Created { notes } => {
+            LauncherReply::Created { notes, is_owner } => {
                 *lock(&sandbox.egress) = fds.into_iter().next().map(TcpListener::from);
                 notes.iter().for_each(|note| tracing::warn!("{note}"));
-                if notes.iter().any(|note| note.starts_with(HOST_UID)) {
+                if is_owner {
                     sandbox.isolation.level = sandbox.isolation.level.min(Level::Reduced);
                 }
                 sandbox.isolation.missing.extend(notes);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{ContextSelector, FileOwner, Language, NewContext, RunCode, Target, Waiting};
+use engine::op::{ContextSelector, FileOwner, Language, NewContext, RunCode, Target};
 use engine::{Realm, RealmConfig};
 use serde_json::Value;
 use text::shown;
@@ -78,7 +78,7 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         realm,
         limit_help: LIMIT_HELP,
         startup: startup::lines,
-        waiting: Waiting::to_string,
+        waiting: render::waiting,
         server_name: "agentrun-mcp-server",
         default_lang: Lang::Zh,
         brief: false,
@@ -233,18 +233,18 @@ fn upload_file(args: UploadFileArgs, _: &Options) -> Lowering {
             decode(&content).map_err(|why| ArgError::new(format!("content is not base64: {why}")))?
         }
     };
-    operation::write_file(FileOwner::Context(existing(args.context_id)), args.path.0, content)
+    operation::write_file(FileOwner::workspace(existing(args.context_id)), args.path.0, content)
         .answer(|_, file| Answer::json(&Written { path: file.path, size: file.size }))
 }
 
 fn download_file(args: DownloadFileArgs, _: &Options) -> Lowering {
     let encoding = args.encoding.map(|encoding| encoding.0);
-    operation::read_file(FileOwner::Context(existing(args.context_id)), args.path.0)
+    operation::read_file(FileOwner::workspace(existing(args.context_id)), args.path.0)
         .answer(move |input, read| render::file(input, encoding, read))
 }
 
 fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {
     let directory = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
-    operation::list_files(FileOwner::Context(existing(args.context_id)), directory.clone())
+    operation::list_files(FileOwner::workspace(existing(args.context_id)), directory.clone())
         .answer(move |_, files| Answer::json(&Listing::of(&directory, files)))
 }

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{ContextInfo, EngineError, Ran};
+use engine::op::{ContextInfo, EngineError, Ran, Waiting};
 use serde::Serialize;
 use text::shown;
 
@@ -92,6 +92,14 @@ fn answer(error: &EngineError) -> Answer {
         E::Sandbox(why) | E::HostDiskFull(why) => ("SANDBOX_FAILED", format!("The sandbox failed: {why}")),
     };
     failure(code, &message)
+}
+
+/// Says what a call waits for. The document calls the permits of runs sessions.
+pub(super) fn waiting(waiting: &Waiting) -> String {
+    match waiting {
+        Waiting::Permits(most) => format!("all {most} sessions are busy"),
+        other => other.to_string(),
+    }
 }
 
 pub(super) fn create_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{EngineError, Waiting};
+use engine::op::{EngineError, LimitKind, Waiting};
 use serde_json::json;
 use text::shown;
 
@@ -44,7 +44,7 @@ pub(super) fn waiting(waiting: &Waiting) -> String {
     let remedy = match waiting {
         Waiting::Run { run, .. } => format!("; {}", ends(run)),
         Waiting::Call { .. } => "; stop_context ends it".into(),
-        Waiting::Other(_) => String::new(),
+        Waiting::Permits(_) | Waiting::Other(_) => String::new(),
     };
     format!("This call waits: {waiting}{remedy}. Cancel this call to stop waiting.")
 }
@@ -71,10 +71,16 @@ pub(super) fn sentence(error: &EngineError) -> String {
             format!("There are {most} contexts already, which is the most; remove one with stop_context first.")
         }
         E::OverLimit { what, limit } => {
-            let remedy = match *what {
-                "bytes_of_an_edit" | "files_of_one_upload" => "do it in smaller parts",
-                "upload_links" => "use an earlier link, or wait until one expires",
-                _ => "wait until other runs have ended, or remove contexts with stop_context",
+            let remedy = match what {
+                LimitKind::EditBytes | LimitKind::UploadFiles => "do it in smaller parts",
+                LimitKind::UploadLinks => "use an earlier link, or wait until one expires",
+                LimitKind::Contexts
+                | LimitKind::MaxContexts
+                | LimitKind::TotalMemory
+                | LimitKind::CallMemory
+                | LimitKind::BackgroundRuns
+                | LimitKind::CommandsAtOnce
+                | LimitKind::UploadBytes => "wait until other runs have ended, or remove contexts with stop_context",
             };
             format!("Over the limit {what} of {limit}; {remedy}.")
         }

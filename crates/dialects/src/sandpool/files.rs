@@ -78,10 +78,7 @@ impl Argument for Located {
 
 impl Located {
     fn owner(&self, context: Option<String>) -> FileOwner {
-        match self.root {
-            Root::Workspace => FileOwner::Context(target(context)),
-            root => FileOwner::ContextDir(target(context), root),
-        }
+        FileOwner::Context(target(context), self.root)
     }
 
     /// Returns the directory as it stands before paths in answers: nothing for the workspace.
@@ -149,13 +146,13 @@ pub(super) fn write_file(args: WriteFileArgs, _: &Options) -> Lowering {
             decode(&content).map_err(|why| ArgError::new(format!("content is not base64: {why}")))?
         }
     };
-    operation::write_file(FileOwner::Context(target(args.context)), args.path.0, content).answer(written)
+    operation::write_file(FileOwner::workspace(target(args.context)), args.path.0, content).answer(written)
 }
 
 pub(super) fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {
     let directory = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
     let depth = args.depth.and_then(|depth| u32::try_from(depth.0).ok()).unwrap_or(1);
-    operation::list_levels(FileOwner::Context(target(args.context)), directory.clone(), depth)
+    operation::list_levels(FileOwner::workspace(target(args.context)), directory.clone(), depth)
         .answer(move |input, files| listed(input, &directory, files))
 }
 
@@ -187,20 +184,34 @@ pub(super) fn upload_link(args: UploadLinkArgs, _: &Options) -> Lowering {
     })
 }
 
-/// Renders an error of a tool that takes paths in several directories. The engine knows them relative to theirs.
+/// Renders an error of a tool that takes paths in several directories. The engine knows a path relative to its
+/// directory; the client knows the one that it passed.
 pub(super) fn error(input: &RenderInput<'_>, error: &EngineError) -> Reply {
+    use EngineError as E;
     let given = input.args.get("path").and_then(Value::as_str).unwrap_or_default();
-    match error {
-        EngineError::FileNotFound(_) if given.starts_with(OUTPUTS) => failure(format!(
-            "There is no kept output {}: it belongs to the context of its run, and is kept for an hour.",
-            shown(given)
-        ))
-        .into(),
-        EngineError::FileNotFound(_) if DIRECTORIES.iter().any(|(dir, _)| given.starts_with(dir)) => {
-            failure(format!("There is no file {}; run_command with ls shows what there is.", shown(given))).into()
+    let elsewhere = input.args.get("path").and_then(|path| Located::parse("path", path).ok());
+    let Some(Located { root, path: inner }) = elsewhere.filter(|at| at.root != Root::Workspace) else {
+        return errors::error(input, error);
+    };
+    let named = |why: &str| why.replace(&format!("`{inner}`"), &format!("`{given}`"));
+    let error = match error {
+        E::FileNotFound(_) if root == Root::Outputs => {
+            return failure(format!(
+                "There is no kept output {}: it belongs to the context of its run, and is kept for an hour.",
+                shown(given)
+            ))
+            .into();
         }
-        other => errors::error(input, other),
-    }
+        E::FileNotFound(_) => {
+            return failure(format!("There is no file {}; run_command with ls shows what there is.", shown(given)))
+                .into();
+        }
+        E::InvalidPath { why, .. } => E::InvalidPath { path: given.into(), why: named(why) },
+        E::FileTooLarge { limit, .. } => E::FileTooLarge { path: given.into(), limit: *limit },
+        E::Sandbox(why) => E::Sandbox(named(why)),
+        other => other.clone(),
+    };
+    errors::error(input, &error)
 }
 
 /// How much of a file to show, and how.

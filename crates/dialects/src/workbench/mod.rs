@@ -134,7 +134,7 @@ fn which(sandbox_id: Option<ChosenId>) -> ContextSelector {
 }
 
 fn file_owner(sandbox_id: Option<ChosenId>) -> FileOwner {
-    FileOwner::Context(Target::existing(which(sandbox_id)))
+    FileOwner::workspace(Target::existing(which(sandbox_id)))
 }
 
 /// Creates the sandbox of a connection. A connection has one sandbox, so a new one replaces it.

@@ -70,6 +70,8 @@ pub enum Waiting {
     Run { run: String, running: Duration },
     /// Another call has the turn.
     Call { running: Duration },
+    /// Other runs have all permits of the realm, which are so many, or those of the tenant.
+    Permits(usize),
     /// Something else, in words.
     Other(String),
 }
@@ -83,6 +85,7 @@ impl fmt::Display for Waiting {
             Self::Call { running } => {
                 write!(f, "an earlier call has been running in this context for {} s", running.as_secs())
             }
+            Self::Permits(_) => f.write_str("other runs use all that may run at once"),
             Self::Other(why) => f.write_str(why),
         }
     }

@@ -1,5 +1,6 @@
 //! The errors of operations.
 
+use std::fmt;
 use std::time::Duration;
 
 use proto::Language;
@@ -17,7 +18,7 @@ pub enum EngineError {
     ContextLimit(usize),
     /// The operation would exceed a limit of the operator or a quota of the tenant, which `what` names.
     #[error("over the limit `{what}` of {limit}")]
-    OverLimit { what: &'static str, limit: String },
+    OverLimit { what: LimitKind, limit: String },
     /// No context is current. `ids` lists the contexts of the tenant if no connection says which of them is meant.
     #[error("no context of this connection, and none or several of the tenant: {}", .ids.join(", "))]
     NoCurrent { ids: Vec<String> },
@@ -35,7 +36,7 @@ pub enum EngineError {
     /// Another server is using the conversation's files.
     #[error("in use: {0}")]
     InUse(String),
-    #[error("all sessions were busy for {0:?}; retry later")]
+    #[error("no permit within {0:?}; retry later")]
     Busy(Duration),
     /// The run waited for its whole timeout. `running` is the time for which another run of its kernel has been
     /// running, and `run` the id of that run if it is in the background.
@@ -71,4 +72,38 @@ pub enum EngineError {
     ShuttingDown,
     #[error("the sandbox failed: {0}")]
     Sandbox(String),
+}
+
+/// The limits of the operator and quotas of a tenant that an operation can exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitKind {
+    /// The contexts of a tenant in all realms.
+    Contexts,
+    /// The conversations of a tenant.
+    MaxContexts,
+    TotalMemory,
+    CallMemory,
+    BackgroundRuns,
+    CommandsAtOnce,
+    EditBytes,
+    UploadFiles,
+    UploadBytes,
+    UploadLinks,
+}
+
+impl fmt::Display for LimitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Contexts => "contexts",
+            Self::MaxContexts => "max_contexts",
+            Self::TotalMemory => "max_total_memory_mb",
+            Self::CallMemory => "call_memory_mb",
+            Self::BackgroundRuns => "background_runs",
+            Self::CommandsAtOnce => "commands at once in a context",
+            Self::EditBytes => "bytes_of_an_edit",
+            Self::UploadFiles => "files_of_one_upload",
+            Self::UploadBytes => "bytes_uploaded_at_once",
+            Self::UploadLinks => "upload_links",
+        })
+    }
 }

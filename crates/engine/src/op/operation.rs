@@ -272,12 +272,17 @@ pub struct RunOnce {
 /// The owner of the files that an operation reads or writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileOwner {
-    /// A context with its `/workspace`.
-    Context(Target),
-    /// A context with another of its directories.
-    ContextDir(Target, Root),
+    /// A context with one of its directories.
+    Context(Target, Root),
     /// A conversation with its `/data`, which is created if it does not exist.
     Conversation(String),
+}
+
+impl FileOwner {
+    /// Returns a context with its `/workspace`.
+    pub fn workspace(target: Target) -> Self {
+        Self::Context(target, Root::Workspace)
+    }
 }
 
 /// A replacement of text in a file.

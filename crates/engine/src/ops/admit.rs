@@ -27,9 +27,9 @@ pub(super) struct Permits {
 
 /// A run that may start. Dropping this value lets the next run start.
 pub(super) struct Admitted {
-    // Dropped in this order: the turn is given on when nobody is named as its occupant any more.
-    _occupied: Occupied,
-    _turn: OwnedMutexGuard<()>,
+    /// The turn of a cell. It is dropped in this order: the turn is given on when nobody is named as its occupant any
+    /// more.
+    _turn: Option<(Occupied, OwnedMutexGuard<()>)>,
     _permits: Permits,
 }
 
@@ -60,15 +60,19 @@ impl OpContext {
         turn: Option<CellTurn>,
         run: Option<String>,
     ) -> Result<Admitted, EngineError> {
-        let turn = turn.unwrap_or_default();
+        // Nobody waits for the answer of a background run, so it may wait as long as it takes.
+        let queue_wait = run.is_none().then_some(self.inner.config.queue_wait);
+        let Some(turn) = turn else {
+            resolved.creation_turn = None;
+            let over = (&resolved.context.gone, resolved.context.not_found());
+            return Ok(Admitted { _turn: None, _permits: self.permits(call, queue_wait, &over).await? });
+        };
         let why = || match self.tenancy.config().waiting_counts {
             true => turn.why(),
             false => Waiting::Other("an earlier run in this context is not finished".into()),
         };
-        // Nobody waits for the answer of a background run, so it may wait as long as it takes.
-        let queue_wait = run.is_none().then_some(self.inner.config.queue_wait);
         let (guard, permits) = self.admit_to(call, resolved, turn.turn.clone(), queue_wait, why).await?;
-        Ok(Admitted { _occupied: turn.occupy(run), _turn: guard, _permits: permits })
+        Ok(Admitted { _turn: Some((turn.occupy(run), guard)), _permits: permits })
     }
 
     /// Waits for `turn` first and then for the permits, so that a run that waits for an earlier one in its context
@@ -90,19 +94,14 @@ impl OpContext {
             Poll::Pending => None,
         };
         drop::<Option<Turn<()>>>(creation_turn);
-        let permits = obtained.is_some().then(|| self.try_permits()).flatten();
-        let obtained = match (obtained, permits) {
-            (Some(guard), Some(permits)) => return Ok((guard, permits)),
-            // The turn is not given up while the run waits for permits, because another run would go first otherwise.
-            (obtained, _) => obtained,
-        };
-        let _queued = self.enqueue()?;
         let over = (&context.gone, context.not_found());
-        let guard = match obtained {
-            Some(guard) => guard,
-            None => self.wait(call, &over, why, turn).await?,
-        };
-        Ok((guard, self.permits(call, queue_wait, &over).await?))
+        // The turn is not given up while the run waits for permits, because another run would go first otherwise.
+        if let Some(guard) = obtained {
+            return Ok((guard, self.permits(call, queue_wait, &over).await?));
+        }
+        let _queued = self.enqueue()?;
+        let guard = self.wait(call, &over, why, turn).await?;
+        Ok((guard, self.wait_for_permits(call, queue_wait, &over).await?))
     }
 
     pub(super) fn enqueue(&self) -> Result<crate::tenancy::Queued, EngineError> {
@@ -110,7 +109,7 @@ impl OpContext {
         self.tenancy.enqueue(length).ok_or(EngineError::QueueFull(length))
     }
 
-    pub(super) fn try_permits(&self) -> Option<Permits> {
+    fn try_permits(&self) -> Option<Permits> {
         let realm = self.tenancy.permits.clone().try_acquire_owned().ok()?;
         let tenant = match &self.tenancy.tenant.runs {
             Some(runs) => Some(runs.clone().try_acquire_owned().ok()?),
@@ -125,8 +124,22 @@ impl OpContext {
         Permits { _realm: realm, _tenant: tenant, running }
     }
 
-    /// Waits for the permits, for `queue_wait` at most if there is one.
+    /// Returns the permits, or waits for them in the queue.
     pub(super) async fn permits(
+        &self,
+        call: &Call,
+        queue_wait: Option<Duration>,
+        over: &(&CancellationToken, EngineError),
+    ) -> Result<Permits, EngineError> {
+        if let Some(permits) = self.try_permits() {
+            return Ok(permits);
+        }
+        let _queued = self.enqueue()?;
+        self.wait_for_permits(call, queue_wait, over).await
+    }
+
+    /// Waits for the permits, for `queue_wait` at most if there is one.
+    async fn wait_for_permits(
         &self,
         call: &Call,
         queue_wait: Option<Duration>,
@@ -140,7 +153,7 @@ impl OpContext {
             };
             Ok(self.issue(realm?, tenant.transpose()?))
         };
-        let why = || Waiting::Other(format!("all {} sessions are busy", self.tenancy.config().runs_at_once));
+        let why = || Waiting::Permits(self.tenancy.config().runs_at_once);
         let queue_wait = queue_wait.unwrap_or(Duration::MAX);
         match self.wait(call, over, why, tokio::time::timeout(queue_wait, acquiring)).await? {
             Ok(Ok(permits)) => Ok(permits),

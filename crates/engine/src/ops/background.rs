@@ -27,7 +27,7 @@ impl OpContext {
         // registered, because nothing would remove a refused run.
         let memory = call.memory.sibling();
         memory.add(run.work.length())?;
-        let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
+        let background = Arc::new(Background::new(self.tenancy.config(), context_id, is_command, cancel.clone()));
         self.tenancy.tenant.background.add(background.clone())?;
         let call = Call { cancel, events: EventSink::default(), memory, ..call.clone() };
         let (ops, context, created) = (self.clone(), resolved.context.context().clone(), resolved.new_notice.is_new());

@@ -16,7 +16,7 @@ use crate::browser::bounded::bounded;
 use crate::config::BrowserCommand;
 use crate::context::{BrowserUse, Context, ContextLease};
 use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
-use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome, Waiting};
+use crate::op::{Browse, Browsed, Call, EngineError, LimitKind, Network, NoticeKind, Outcome, Waiting};
 use crate::registry::{LiveSandbox, one_line};
 use crate::sandbox_egress::sentences;
 
@@ -36,7 +36,7 @@ impl OpContext {
             check_path(path)?;
         }
         if uploads.len() > MAX_UPLOADS {
-            return Err(EngineError::OverLimit { what: "files_of_one_upload", limit: MAX_UPLOADS.to_string() });
+            return Err(EngineError::OverLimit { what: LimitKind::UploadFiles, limit: MAX_UPLOADS.to_string() });
         }
         target.make.iter_mut().for_each(|make| make.browser = true);
         let resolved = self.resolve(call, target, None).await?;

@@ -4,7 +4,7 @@
 use proto::{FromGuest, ToGuest};
 
 use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
-use crate::op::{Call, Edit, Edited, EngineError, FileOwner, Outcome};
+use crate::op::{Call, Edit, Edited, EngineError, FileOwner, LimitKind, Outcome};
 
 /// Maximum size of both texts of an edit together. Even if every character is escaped, they fit into one message.
 const MAX_TEXTS: usize = 2 << 20;
@@ -21,7 +21,7 @@ impl OpContext {
         check_path(&path)?;
         if edit.old.len() + edit.new.len() > MAX_TEXTS {
             self.check_exists(call, &owner)?;
-            return Err(EngineError::OverLimit { what: "bytes_of_an_edit", limit: MAX_TEXTS.to_string() });
+            return Err(EngineError::OverLimit { what: LimitKind::EditBytes, limit: MAX_TEXTS.to_string() });
         }
         let access = self.file_access(call, owner).await?;
         let editing = async move {

@@ -28,8 +28,7 @@ enum FileLease {
 impl OpContext {
     pub(super) async fn file_access(&self, call: &Call, owner: FileOwner) -> Result<FileAccess, EngineError> {
         match owner {
-            FileOwner::Context(target) => self.context_access(call, target, Root::Workspace).await,
-            FileOwner::ContextDir(target, root) => self.context_access(call, target, root).await,
+            FileOwner::Context(target, root) => self.context_access(call, target, root).await,
             FileOwner::Conversation(id) => {
                 let mut conversation = Box::new(self.open_conversation(call, &id).await?);
                 let Conversation { key, shape, turn } = &mut *conversation;
@@ -56,7 +55,7 @@ impl OpContext {
     /// Checks that the context exists, so that a missing one is reported before any other error.
     pub(super) fn check_exists(&self, call: &Call, owner: &FileOwner) -> Result<(), EngineError> {
         match owner {
-            FileOwner::Context(target) | FileOwner::ContextDir(target, _) if target.make.is_none() => {
+            FileOwner::Context(target, _) if target.make.is_none() => {
                 self.tenancy.find(&target.which, call.connection.as_deref()).map(drop)
             }
             _ => Ok(()),

@@ -5,7 +5,7 @@ use proto::{Ended, GuestFailure, MAX_COMMANDS};
 use super::OpContext;
 use super::run_code::{Run, RunAttempt, RunInput};
 use crate::cell::StartRefused;
-use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
+use crate::op::{Call, Captured, Command, EngineError, Environment, LimitKind, Outcome, Ran, RunCommand, RunOutcome};
 
 const SHELL: &str = "/bin/sh";
 const BASH: &str = "/bin/bash";
@@ -97,7 +97,7 @@ impl RunAttempt<'_> {
             GuestFailure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
             GuestFailure::Busy => {
                 return Err(EngineError::OverLimit {
-                    what: "commands at once in a context",
+                    what: LimitKind::CommandsAtOnce,
                     limit: MAX_COMMANDS.to_string(),
                 });
             }

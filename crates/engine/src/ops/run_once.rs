@@ -44,13 +44,7 @@ impl OpContext {
             return Ok(Outcome::Ran(Box::new(refused)));
         }
         let never = (&CancellationToken::new(), EngineError::Cancelled);
-        let permits = match self.try_permits() {
-            Some(permits) => permits,
-            None => {
-                let _queued = self.enqueue()?;
-                self.permits(call, Some(self.inner.config.queue_wait), &never).await?
-            }
-        };
+        let permits = self.permits(call, Some(self.inner.config.queue_wait), &never).await?;
         let continues = self.inner.conversations.record_run(&conversation.key);
         let spec = self.kernel_of(&conversation.key, language)?;
         let creating = self.inner.sandbox_for_code(&mut conversation.turn, &conversation.shape, spec.clone());

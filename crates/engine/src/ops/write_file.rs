@@ -5,7 +5,7 @@ use proto::{FromGuest, MAX_CHUNK, ToGuest};
 use super::file_access::FileAccess;
 use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
 use crate::guest::GuestReply;
-use crate::op::{Call, EngineError, FileOwner, Outcome};
+use crate::op::{Call, EngineError, FileOwner, LimitKind, Outcome};
 use crate::tenancy::UPLOADS;
 
 impl OpContext {
@@ -25,7 +25,7 @@ impl OpContext {
         // Even if the call is cancelled, the content stays in memory until the guest has it.
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let uploads = self.tenancy.tenant.uploads.clone();
-        let full = |_| EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: UPLOADS.to_string() };
+        let full = |_| EngineError::OverLimit { what: LimitKind::UploadBytes, limit: UPLOADS.to_string() };
         let room = uploads.try_acquire_many_owned(size).map_err(full)?;
         let access = self.file_access(call, owner).await?;
         let writing = async move {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{RunCode, RunOutcome, RunProgress, StoppedContext, Waiting};
+use engine::op::{LimitKind, RunCode, RunOutcome, RunProgress, StoppedContext, Waiting};
 use engine::{Engine, EngineError, Event, Op, Outcome, Tenant};
 use testkit::fake::FakeBackend;
 use tokio::time::Instant;
@@ -232,7 +232,7 @@ async fn runs_are_bounded_and_nobody_elses() {
     }
     let op = Op::RunCode(RunCode { background: true, ..RunCode::new(existing(&id), "hang") });
     let over = engine.execute(&call(), op.clone()).await;
-    assert_eq!(over, Err(EngineError::OverLimit { what: "background_runs", limit: "100".into() }));
+    assert_eq!(over, Err(EngineError::OverLimit { what: LimitKind::BackgroundRuns, limit: "100".into() }));
     let look = Op::WaitRun { run: first.clone(), cursor: None, wait: Duration::ZERO };
     for stranger in [call_of(&Tenant("stranger".into())), call_in(dialects::sandpool::REALM)] {
         let none = Err(EngineError::RunNotFound(first.clone()));
@@ -275,7 +275,7 @@ async fn w22_a_look_that_finds_no_memory_loses_nothing() {
     others.add(rest).unwrap();
     let op = || Op::WaitRun { run: info.run.clone(), cursor: None, wait: Duration::ZERO };
     let over = engine.execute(&look, op()).await;
-    assert!(matches!(over, Err(EngineError::OverLimit { what: "call_memory_mb", .. })), "{over:?}");
+    assert!(matches!(over, Err(EngineError::OverLimit { what: LimitKind::CallMemory, .. })), "{over:?}");
     drop(others);
     assert!(matches!(engine.execute(&look, op()).await, Ok(Outcome::Progress(progress)) if progress.end.is_some()));
 }
@@ -293,7 +293,7 @@ async fn w22_a_run_that_finds_no_memory_takes_no_place() {
     call.memory.add(512 << 10).unwrap();
     for _ in 0..150 {
         let over = engine.execute(&call, background(&large)).await;
-        assert!(matches!(over, Err(EngineError::OverLimit { what: "call_memory_mb", .. })), "{over:?}");
+        assert!(matches!(over, Err(EngineError::OverLimit { what: LimitKind::CallMemory, .. })), "{over:?}");
     }
     assert!(
         matches!(engine.execute(&call, background("print 1")).await, Ok(Outcome::Started(_))),

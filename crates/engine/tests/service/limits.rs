@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use engine::op::{
-    ContextSelector, NewContext, Notice, NoticeKind, Quota, RunCode, RunOutcome, Size, StoppedContext, Target,
+    ContextSelector, LimitKind, NewContext, Notice, NoticeKind, Quota, RunCode, RunOutcome, Size, StoppedContext,
+    Target,
 };
 use engine::{Call, EngineError, Op, Outcome, Tenant};
 use proto::Language;
@@ -104,7 +105,7 @@ async fn the_memory_of_all_sessions_together_is_limited() {
     ran(engine.execute(&call_in(dialects::microsandbox::REALM), session("a", "print")).await);
     ran(engine.execute(&stranger, session("b", "print")).await);
     let over = engine.execute(&stranger, session("c", "print")).await;
-    assert_eq!(over, Err(EngineError::OverLimit { what: "max_total_memory_mb", limit: "2048".into() }));
+    assert_eq!(over, Err(EngineError::OverLimit { what: LimitKind::TotalMemory, limit: "2048".into() }));
     engine.execute(&stranger, Op::StopContext { which: ContextSelector::Id("b".into()) }).await.unwrap();
     ran(engine.execute(&stranger, session("c", "print")).await);
 }
@@ -121,7 +122,7 @@ async fn nobody_makes_room_in_vain() {
     ran(engine.execute(&caller, session("mine", "print")).await);
     let large = NewContext { size: Some(Size::Large), ..NewContext::named("", Language::Python) };
     let over = engine.execute(&caller, Op::CreateContext(large)).await;
-    assert!(matches!(over, Err(EngineError::OverLimit { what: "max_total_memory_mb", .. })), "{over:?}");
+    assert!(matches!(over, Err(EngineError::OverLimit { what: LimitKind::TotalMemory, .. })), "{over:?}");
     assert_eq!(ids(&engine, &caller).await, ["mine"]);
     let medium = NewContext { size: Some(Size::Medium), ..NewContext::named("", Language::Python) };
     let fits = created(engine.execute(&caller, Op::CreateContext(medium)).await);
@@ -158,7 +159,7 @@ async fn a_tenants_quota_reaches_over_all_realms() {
     let a = created(engine.execute(&of(dialects::agentrun::REALM), create_op("a")).await).id;
     let b = created(engine.execute(&of(dialects::sandpool::REALM), create_op("b")).await).id;
     let over = engine.execute(&of(dialects::workbench::REALM), create_op("c")).await;
-    assert_eq!(over, Err(EngineError::OverLimit { what: "contexts", limit: "2".into() }));
+    assert_eq!(over, Err(EngineError::OverLimit { what: LimitKind::Contexts, limit: "2".into() }));
     assert!(engine.execute(&call(), create_op("of another")).await.is_ok());
     let groups = backend.specs().into_iter().filter(|spec| spec.groups[0].name != "local").map(|spec| spec.groups);
     let memory: Vec<Option<u64>> = groups.map(|groups| groups[0].memory_bytes).collect();
@@ -219,7 +220,7 @@ async fn uploads_under_way_are_bounded_per_tenant() {
         assert_eq!(running.await.unwrap(), Err(EngineError::Cancelled));
     }
     let over = engine.execute(&call(), write("one more", 1)).await;
-    assert_eq!(over, Err(EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: (64 << 20).to_string() }));
+    assert_eq!(over, Err(EngineError::OverLimit { what: LimitKind::UploadBytes, limit: (64 << 20).to_string() }));
     tokio::time::sleep(Duration::from_secs(31)).await;
     assert!(engine.execute(&call(), write("later", 1)).await.is_ok());
 }

@@ -38,9 +38,9 @@ async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {
                         Op::StopContext { which },
                         Op::RunCode(RunCode::new(target.clone(), "print 1")),
                         Op::RunCommand(shell(target.clone(), "print 1")),
-                        Op::ReadFile { owner: FileOwner::Context(target.clone()), path: "f".into() },
-                        Op::ListFiles { owner: FileOwner::Context(target.clone()), path: ".".into(), depth: None },
-                        Op::WriteFile { owner: FileOwner::Context(target), path: "f".into(), content: vec![] },
+                        Op::ReadFile { owner: FileOwner::workspace(target.clone()), path: "f".into() },
+                        Op::ListFiles { owner: FileOwner::workspace(target.clone()), path: ".".into(), depth: None },
+                        Op::WriteFile { owner: FileOwner::workspace(target), path: "f".into(), content: vec![] },
                     ] {
                         let absent = Err(EngineError::ContextNotFound(wanted.clone()));
                         assert_eq!(engine.execute(stranger, op.clone()).await, absent, "{op:?}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::op::{ContextSelector, Target, UploadLink};
+use engine::op::{ContextSelector, LimitKind, Target, UploadLink};
 use engine::{Call, Engine, EngineConfig, EngineError, Op, Outcome, Tenant, UploadRefusal};
 use testkit::fake::FakeBackend;
 
@@ -143,7 +143,7 @@ async fn a_tenant_gets_links_to_its_own_contexts_and_not_too_many() {
     for _ in 0..256 {
         assert!(ids.insert(link_of(&engine, &call(), &id, "f").await.unwrap().id));
     }
-    let full = EngineError::OverLimit { what: "upload_links", limit: "256".into() };
+    let full = EngineError::OverLimit { what: LimitKind::UploadLinks, limit: "256".into() };
     assert_eq!(link_of(&engine, &call(), &id, "f").await, Err(full));
     // A used one makes room, and so do those that have expired.
     let used = ids.iter().next().unwrap();

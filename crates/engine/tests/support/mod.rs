@@ -100,7 +100,7 @@ pub fn existing(context: &str) -> Target {
 }
 
 pub fn files_of(context: &str) -> FileOwner {
-    FileOwner::Context(existing(context))
+    FileOwner::workspace(existing(context))
 }
 
 pub fn command_op(context: &str, line: &str) -> Op {

@@ -59,11 +59,12 @@ impl Keeper {
         }
         sandbox.control = None;
         let (notes, egress) = (std::mem::take(&mut sandbox.notes), sandbox.egress.take());
+        let created = LauncherReply::Created { notes, is_owner: sandbox.map.is_owner() };
         self.sockets.begin();
         if let Phase::Building { request, until, .. } = std::mem::replace(&mut sandbox.phase, Phase::Running) {
             self.deadlines.remove(&(until, key));
             let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
-            let _ = send_reply_with(&self.socket, request, LauncherReply::Created { notes }, &fds);
+            let _ = send_reply_with(&self.socket, request, created, &fds);
         }
     }
 

@@ -158,7 +158,7 @@ impl Job {
             return Err(Failed("the engine created no context".into()));
         };
         let target = Target::existing(ContextSelector::Id(made.id));
-        let owner = FileOwner::Context(target.clone());
+        let owner = FileOwner::workspace(target.clone());
         files::give(engine, &quiet, &owner, &self.given).await?;
         if let Some(stdin) = &self.program.stdin {
             files::give(engine, &quiet, &owner, &[(STDIN.to_owned(), stdin.clone())].into()).await?;

@@ -2,6 +2,7 @@
 
 use dialects::{Args, Block, Dialect, Lang, Links, Options, RenderInput, Reply, ToolRow, agentrun};
 use engine::EngineError;
+use engine::op::LimitKind;
 use serde_json::{Value, json};
 
 use crate::mcp_fake;
@@ -45,8 +46,8 @@ fn a_limit_of_uploads_is_not_told_as_one_of_contexts() {
         };
         answer.structured["code"].clone()
     };
-    assert_eq!(code("create_context", "contexts"), "CONTEXT_CREATION_FAILED");
-    assert_eq!(code("upload_file", "bytes_uploaded_at_once"), "BUSY");
+    assert_eq!(code("create_context", LimitKind::Contexts), "CONTEXT_CREATION_FAILED");
+    assert_eq!(code("upload_file", LimitKind::UploadBytes), "BUSY");
 }
 
 #[test]

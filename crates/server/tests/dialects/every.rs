@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use dialects::{ArgError, Block, Dialect, Field, FieldKind, Lang, Links, Options, RenderInput, Reply, ToolRow};
-use engine::op::Op;
+use engine::op::{Op, Waiting};
 use serde_json::{Map, Value, json};
 
 /// Each in every form in which it can be offered.
@@ -23,6 +23,18 @@ fn every_dialect_is_found_by_its_id_in_the_form_that_was_chosen() {
     }
     assert!(dialects::find("nonsense", &Options::default()).is_none());
     assert_eq!(dialects().len(), dialects::IDS.len() + 2);
+}
+
+/// Only the document of `agentrun` calls the permits of runs sessions.
+#[test]
+fn a_call_that_waits_for_a_permit_is_told_so_in_the_words_of_its_dialect() {
+    for dialect in dialects() {
+        let said = (dialect.waiting)(&Waiting::Permits(3));
+        match dialect.id {
+            "agentrun" => assert_eq!(said, "all 3 sessions are busy"),
+            id => assert!(said.contains("other runs use all that may run at once"), "{id}: {said}"),
+        }
+    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use dialects::{ArgError, Block, Options, Reply, sandpool};
+use dialects::{ArgError, Block, Links, Options, RenderInput, Reply, sandpool};
 use engine::op::browser::{BrowserAction as Ask, MouseButton, TabAsk};
-use engine::op::{Command, ContextSelector, FileOwner, Language, Op, Size};
+use engine::op::{Command, ContextSelector, EngineError, FileOwner, Language, Op, Size};
 use serde_json::{Value, json};
 
 use crate::mcp_fake;
@@ -229,17 +229,16 @@ async fn files_are_edited_searched_and_uploaded() {
 #[test]
 fn paths_below_other_directories_and_links_are_read() {
     let owner = |path: &str| match lower("read_file", json!({ "path": path })) {
-        Ok(Op::ReadFile { owner: FileOwner::Context(_), path }) => format!("workspace {path}"),
-        Ok(Op::ReadFile { owner: FileOwner::ContextDir(_, root), path }) => format!("{root:?} {path}"),
+        Ok(Op::ReadFile { owner: FileOwner::Context(_, root), path }) => format!("{root:?} {path}"),
         Ok(Op::ReadLink { key, path, .. }) => format!("link {} {path}", &key[..2]),
         Ok(other) => panic!("{other:?}"),
         Err(refused) => refused.message,
     };
     let key = "ab".repeat(32);
     for (path, leads) in [
-        ("a", "workspace a"),
-        ("tmp/a", "workspace tmp/a"),
-        ("/workspace/tmp/a", "workspace tmp/a"),
+        ("a", "Workspace a"),
+        ("tmp/a", "Workspace tmp/a"),
+        ("/workspace/tmp/a", "Workspace tmp/a"),
         ("/tmp/a/b", "Tmp a/b"),
         ("/data/a", "Data a"),
         ("/outputs/stdout-1.txt", "Outputs stdout-1.txt"),
@@ -257,6 +256,29 @@ fn paths_below_other_directories_and_links_are_read() {
     for tool in ["upload_link", "write_file"] {
         let refused = lower(tool, json!({ "path": "/tmp/a", "content": "" })).err().unwrap().message;
         assert!(refused.contains("must be relative to /workspace"), "{tool}: {refused}");
+    }
+}
+
+#[test]
+fn errors_name_paths_below_other_directories_as_the_client_passed_them() {
+    let (options, links, fence) = (Options::default(), Links::default(), crate::tools::fence());
+    let said = |tool: &str, path: &str, error: &EngineError| {
+        let row = sandpool::DIALECT.find(tool).unwrap();
+        let Value::Object(args) = json!({ "path": path }) else { unreachable!() };
+        let input = RenderInput { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
+        let Reply::Answer(answer) = (row.render_error)(&input, error) else { panic!("an error of JSON-RPC") };
+        answer.structured["error"].as_str().unwrap().to_owned()
+    };
+    let invalid = EngineError::InvalidPath { path: "a/b".into(), why: "`a/b` is a directory".into() };
+    let large = EngineError::FileTooLarge { path: "a/b".into(), limit: 9 };
+    let failed = EngineError::Sandbox("cannot open `a/b`: Permission denied".into());
+    for tool in ["read_file", "edit_file", "search_files"] {
+        let refused = "The path /tmp/a/b is refused: `/tmp/a/b` is a directory.";
+        assert_eq!(said(tool, "/tmp/a/b", &invalid), refused, "{tool}");
+        assert!(said(tool, "/data/a/b", &large).starts_with("/data/a/b is over the limit of 9 bytes"), "{tool}");
+        assert!(said(tool, "/tmp/a/b", &failed).contains("cannot open `/tmp/a/b`: Permission denied"), "{tool}");
+        assert!(said(tool, "/tmp/a/b", &EngineError::FileNotFound("a/b".into())).contains("no file /tmp/a/b;"));
+        assert_eq!(said(tool, "a/b", &invalid), "The path a/b is refused: `a/b` is a directory.", "{tool}");
     }
 }
 
@@ -317,11 +339,11 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
     let target = |op: Op| match op {
         Op::RunCode(run) => run.target,
         Op::RunCommand(run) => run.target,
-        Op::ReadFile { owner: FileOwner::Context(target), .. }
-        | Op::WriteFile { owner: FileOwner::Context(target), .. }
-        | Op::ListFiles { owner: FileOwner::Context(target), .. }
-        | Op::EditFile { owner: FileOwner::Context(target), .. }
-        | Op::SearchFiles { owner: FileOwner::Context(target), .. }
+        Op::ReadFile { owner: FileOwner::Context(target, _), .. }
+        | Op::WriteFile { owner: FileOwner::Context(target, _), .. }
+        | Op::ListFiles { owner: FileOwner::Context(target, _), .. }
+        | Op::EditFile { owner: FileOwner::Context(target, _), .. }
+        | Op::SearchFiles { owner: FileOwner::Context(target, _), .. }
         | Op::UploadLink { target, .. } => target,
         other => panic!("{other:?}"),
     };

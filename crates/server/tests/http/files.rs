@@ -93,7 +93,7 @@ impl Service {
     }
 
     async fn write(&self, tenant: &str, path: &str, content: &[u8]) -> String {
-        let owner = FileOwner::Context(Target::existing(ContextSelector::Named("box".into())));
+        let owner = FileOwner::workspace(Target::existing(ContextSelector::Named("box".into())));
         let op = Op::WriteFile { owner, path: path.into(), content: content.to_vec() };
         match self.execute(tenant, op).await {
             Outcome::Written { key, .. } => key,

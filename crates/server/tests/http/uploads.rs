@@ -33,7 +33,7 @@ fn address(link: &UploadLink) -> String {
 
 async fn names(service: &Service) -> Vec<String> {
     match service
-        .execute("alice", Op::ListFiles { owner: FileOwner::Context(target()), path: ".".into(), depth: None })
+        .execute("alice", Op::ListFiles { owner: FileOwner::workspace(target()), path: ".".into(), depth: None })
         .await
     {
         Outcome::Files(files) => files.entries.into_iter().map(|entry| entry.path).collect(),
@@ -42,7 +42,7 @@ async fn names(service: &Service) -> Vec<String> {
 }
 
 async fn stored(service: &Service, path: &str) -> Vec<u8> {
-    match service.execute("alice", Op::ReadFile { owner: FileOwner::Context(target()), path: path.into() }).await {
+    match service.execute("alice", Op::ReadFile { owner: FileOwner::workspace(target()), path: path.into() }).await {
         Outcome::File { content, .. } => content,
         other => panic!("{other:?}"),
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use engine::op::{
     Call, Captured, CellError, Command, ContextInfo, ContextSelector, Edited, Ended, EngineError, Event, FileEntry,
     FileKind, FileListing, FileOwner, FoundLine, FoundLines, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome,
-    Ran, Realm, RecentFile, RunCode, RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SearchBound,
-    SharedVolume, Size, StoppedContext, Stream, Target, UploadLink,
+    Ran, Realm, RecentFile, Root, RunCode, RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo,
+    SearchBound, SharedVolume, Size, StoppedContext, Stream, Target, UploadLink,
 };
 use server::handler::{Execute, Executing};
 use tokio::time::Instant;
@@ -131,7 +131,7 @@ impl Execute for FakeEngine {
                     found.stopped = (found.lines.len() > 3).then_some(SearchBound::Results);
                     Ok(Outcome::Found(found))
                 }),
-                Op::UploadLink { target, path } => self.files(call, FileOwner::Context(target), |_, key| {
+                Op::UploadLink { target, path } => self.files(call, FileOwner::workspace(target), |_, key| {
                     let (id, max_bytes) = (key[..32].to_owned(), MAX_FILE as u64);
                     Ok(Outcome::UploadLink(UploadLink { id, path, max_bytes, expires_at: NOW + 900 }))
                 }),
@@ -325,14 +325,11 @@ impl FakeEngine {
         f: impl FnOnce(&mut BTreeMap<String, Vec<u8>>, String) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         match owner {
-            // Every directory has the same files, but there are no links to the others.
-            FileOwner::ContextDir(target, _) => {
+            // Every directory has the same files, but only those of the workspace have links.
+            FileOwner::Context(target, root) => {
                 let (info, _) = self.target(call, target, None)?;
-                self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, String::new()))
-            }
-            FileOwner::Context(target) => {
-                let (info, _) = self.target(call, target, None)?;
-                self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, info.key))
+                let key = if root == Root::Workspace { info.key } else { String::new() };
+                self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, key))
             }
             FileOwner::Conversation(id) => f(self.conversations.lock().unwrap().entry(id).or_default(), key(0xc0)),
         }
