@@ -654,7 +654,7 @@ async fn the_default_context_is_made_once_at_the_first_call() {
 #[tokio::test]
 async fn mutated_lines_never_silence_the_server() {
     let seeds: Vec<&[u8]> =
-        include_bytes!("fixtures/lines.txt").split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
+        include_bytes!("../fixtures/lines.txt").split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
     let mut random = Random(0x5EED);
     let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO });
     for round in 0..3000 {
