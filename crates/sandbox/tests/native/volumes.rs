@@ -50,6 +50,19 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
                 stat -c '%a %n' *; rm a";
     let left = sh(&*sandbox, line).await;
     assert!(left.starts_with("755 a\n") && !left.contains(" b\n") && !left.contains(" c\n"), "{left}");
+    // W70: the mode of a new file that a filter does not see, and an access control list in place of `chmod`.
+    let program = "import ctypes, os, struct; libc = ctypes.CDLL(None); os.umask(0)\n\
+                   fd = libc.syscall(437, -100, b'g', struct.pack('QQQ', os.O_CREAT | os.O_RDWR, 0o2644, 0), 24)\n\
+                   print(os.write(fd, b'code'))\n\
+                   rights = b''.join(struct.pack('<HHI', who, 7, 2**32 - 1) for who in (1, 4, 32))\n\
+                   try: os.setxattr('g', 'system.posix_acl_access', struct.pack('<I', 2) + rights)\n\
+                   except OSError as e: print(e.strerror)\n\
+                   print(oct(os.stat('g').st_mode & 0o2010))\n";
+    fs::write(rw.join("gid.py"), program).unwrap();
+    fs::set_permissions(rw.join("gid.py"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let said = sh(&*sandbox, "cd /shared/rw; python3 gid.py; rm -f g").await;
+    assert_eq!(said, "4\nOperation not supported\n0o2000\n");
+    fs::remove_file(rw.join("gid.py")).unwrap();
     for refused in [
         "echo x > /shared/rw/strangers",
         "mv /shared/rw /shared/x",
