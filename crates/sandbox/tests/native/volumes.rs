@@ -19,7 +19,8 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     put(&ro.join("theirs"), 0o600, 4321);
     let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
     put(&ro.join("below/theirs"), 0o666, 4321);
-    let (proc, writable) = (Mounted::proc(&rw.join("proc")), Mounted::new("tmpfs", &rw.join("below"), 4321));
+    let proc = Mounted::proc(&owned(&place, "rw/proc", 4321));
+    let writable = Mounted::new("tmpfs", &rw.join("below"), 4321);
     let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
     let config = NativeConfig { spares: 0, ..config(&place.0) };
     let (native, isolation) = Native::start(spawn_launcher_from(&helper()).unwrap(), config).await.unwrap();
@@ -43,6 +44,10 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     let seen = sh(&*sandbox, "cd /shared/rw; ls -A proc; echo x > below/ours; stat -c %u below/ours").await;
     assert_eq!(seen, "1000\n");
     assert_eq!(owner(&rw.join("below/ours")), 4321);
+    // W72: a directory that is removed takes away what the host has mounted on it.
+    let kept = sh(&*sandbox, "cd /shared/rw; rmdir proc || mv proc elsewhere || mv -T below proc || echo kept").await;
+    assert_eq!(kept, "kept\n");
+    assert!(rw.join("proc/boot_id").exists());
     // Other users of the host could execute a set-uid file as its owner.
     let line = "cd /shared/rw; touch a; chmod 755 a; for mode in 4755 2755 6755; do chmod $mode a; \
                 python3 -c \"import os; os.mknod('b', 0o$mode)\"; \
@@ -81,7 +86,7 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     }
     assert_eq!(sh(&*sandbox, "cat /shared/etc/passwd").await, fs::read_to_string("/etc/passwd").unwrap());
     let mounts = sh(&*sandbox, "grep ' /shared/' /proc/self/mountinfo").await;
-    assert_eq!(mounts.lines().count(), 6, "{mounts}");
+    assert_eq!(mounts.lines().count(), 7, "{mounts}");
     assert!(mounts.lines().all(|line| line.contains("nosuid,nodev")), "{mounts}");
 
     // No file system of a host's that takes part in mapping.
