@@ -338,8 +338,11 @@ pub(crate) fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &Li
         proto::GuestFailure::NoSpace => EngineError::NoSpace { disk_bytes: sandbox.disk_bytes() },
         proto::GuestFailure::DiskFull => EngineError::HostDiskFull(crate::registry::one_line(&message)),
         proto::GuestFailure::Pattern => EngineError::InvalidPattern(crate::registry::one_line(&message)),
+        // Of the calls about files, only a search is refused for this.
+        proto::GuestFailure::Busy => {
+            EngineError::OverLimit { what: "searches at once in a context", limit: proto::MAX_SEARCHES.to_string() }
+        }
         proto::GuestFailure::Kernel
-        | proto::GuestFailure::Busy
         | proto::GuestFailure::Browser
         | proto::GuestFailure::Environment
         | proto::GuestFailure::Io => EngineError::Sandbox(crate::registry::one_line(&message)),

@@ -30,6 +30,8 @@ pub enum BeneathError {
     DiskFull { path: PathBuf },
     #[error("`{path}` could not be written: its volume is damaged, and what was written last may be lost", path = path.display())]
     Damaged { path: PathBuf },
+    #[error("`{path}` is on a file system that can only be read", path = path.display())]
+    ReadOnly { path: PathBuf },
     #[error("cannot open `{path}`", path = path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -76,7 +78,8 @@ enum SortOrder {
 
 /// Maximum number of entries that a walk visits, so that a maliciously large tree costs a bounded time.
 pub(crate) const MAX_VISITED: u64 = 200_000;
-/// Maximum length of the paths of these entries together. Long ones take time to sort, and memory until they are visited.
+/// Maximum length of the paths of these entries together. Long ones take time to sort, and memory until they are
+/// visited.
 const MAX_PATH_BYTES: u64 = 64 << 20;
 /// Maximum number of components that the Linux kernel resolves to open the directories of a walk: each is opened from
 /// the top, which takes a thousand times as long if it is a thousand levels deep.
@@ -297,7 +300,8 @@ impl NewFile {
             {
                 BeneathError::DiskFull { path: path() }
             }
-            Errno::IO => BeneathError::Damaged { path: path() },
+            // A file was begun there, so the file system has become read-only after an error.
+            Errno::IO | Errno::ROFS => BeneathError::Damaged { path: path() },
             other => error(&self.path, other),
         }
     }
@@ -501,8 +505,8 @@ fn error(path: &Path, errno: Errno) -> BeneathError {
         Errno::NAMETOOLONG => invalid(path, "is too long"),
         Errno::NXIO | Errno::NODEV => invalid(path, "is not a regular file"),
         Errno::INVAL | Errno::ILSEQ => invalid(path, "is not a name this file system can hold"),
-        // We mount nothing here read-only, so the file system has become read-only after an error.
-        Errno::ROFS => BeneathError::Damaged { path: path.to_owned() },
+        Errno::ACCESS | Errno::PERM => invalid(path, "is there, but its permissions do not allow this"),
+        Errno::ROFS => BeneathError::ReadOnly { path: path.to_owned() },
         Errno::NOSPC | Errno::DQUOT => BeneathError::NoSpace { path: path.to_owned() },
         other => BeneathError::Io { path: path.to_owned(), source: other.into() },
     }

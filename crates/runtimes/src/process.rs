@@ -140,8 +140,8 @@ mod tests {
     use super::*;
     use testkit::scratch::Scratch;
 
-    /// W71: a program that chooses the version of another one by a file of the working directory. The directory of a test
-    /// is that of the crate.
+    /// W71: a program that chooses the version of another one by a file of the working directory. The directory of a
+    /// test is that of the crate.
     #[tokio::test]
     async fn w71_a_tool_reads_nothing_of_the_directory_in_which_the_server_was_started() {
         assert!(Path::new("Cargo.toml").exists());

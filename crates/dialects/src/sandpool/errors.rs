@@ -73,6 +73,7 @@ pub(super) fn sentence(error: &EngineError) -> String {
         E::OverLimit { what, limit } => {
             let remedy = match *what {
                 "bytes_of_an_edit" | "files_of_one_upload" => "do it in smaller parts",
+                "searches at once in a context" => "wait until one of them has ended",
                 "upload_links" => "use an earlier link, or wait until one expires",
                 _ => "wait until other runs have ended, or remove contexts with stop_context",
             };

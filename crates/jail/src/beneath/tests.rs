@@ -359,6 +359,20 @@ fn a_full_volume_is_no_space() {
     assert!(matches!(error(Path::new("x"), Errno::DQUOT), BeneathError::NoSpace { .. }));
 }
 
+/// W74: a mount that the operator made read-only is not damaged, and a file that may not be read is no failure.
+#[test]
+fn w74_what_may_not_be_read_or_written_is_told_from_what_is_damaged() {
+    let scene = Scene::new("rights");
+    let new = scene.root().create_file("x").unwrap();
+    for errno in [libc::EROFS, libc::EIO] {
+        assert!(matches!(new.explain(&io::Error::from_raw_os_error(errno)), BeneathError::Damaged { .. }));
+    }
+    assert!(matches!(error(Path::new("x"), Errno::ROFS), BeneathError::ReadOnly { .. }));
+    for errno in [Errno::ACCESS, Errno::PERM] {
+        assert!(matches!(error(Path::new("x"), errno), BeneathError::InvalidPath { .. }));
+    }
+}
+
 #[test]
 fn a_swapper_never_turns_a_read_write_or_list_to_the_outside() {
     // K50, A10: a directory and a symlink to the outside are swapped continuously.
