@@ -6,7 +6,9 @@ use std::time::Duration;
 use crate::context::{Context, ContextLease, ContextState, NewContextNotice};
 use crate::engine::{Inner, panicked};
 use crate::keyed::Turn;
-use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target, Waiting};
+use crate::op::{
+    Call, ContextSelector, EngineError, Environment, LimitKind, Network, NoticeKind, Op, Outcome, Target, Waiting,
+};
 use crate::provision::{FIRST_KERNEL, Shape};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::stock::SandboxKind;
@@ -338,8 +340,11 @@ pub(crate) fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &Li
         proto::GuestFailure::NoSpace => EngineError::NoSpace { disk_bytes: sandbox.disk_bytes() },
         proto::GuestFailure::DiskFull => EngineError::HostDiskFull(crate::registry::one_line(&message)),
         proto::GuestFailure::Pattern => EngineError::InvalidPattern(crate::registry::one_line(&message)),
+        // Of the calls about files, only a search is refused for this.
+        proto::GuestFailure::Busy => {
+            EngineError::OverLimit { what: LimitKind::SearchesAtOnce, limit: proto::MAX_SEARCHES.to_string() }
+        }
         proto::GuestFailure::Kernel
-        | proto::GuestFailure::Busy
         | proto::GuestFailure::Browser
         | proto::GuestFailure::Environment
         | proto::GuestFailure::Io => EngineError::Sandbox(crate::registry::one_line(&message)),

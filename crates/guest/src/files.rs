@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use jail::beneath::{self, NewFile};
+use jail::spec::{DATA, WORKSPACE};
 use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, Root, SearchQuery};
 
 use crate::config::GuestConfig;
 use crate::host::{Broken, Host};
+use crate::kernel::damaged;
 use crate::outputs::Outputs;
 use crate::search::LEFT_OUT;
 use crate::searcher::Searches;
@@ -453,6 +455,11 @@ impl From<beneath::BeneathError> for FileFailure {
             beneath::BeneathError::NoSpace { .. } => GuestFailure::NoSpace,
             beneath::BeneathError::DiskFull { .. } => GuestFailure::DiskFull,
             beneath::BeneathError::Damaged { .. } => GuestFailure::Io,
+            // A mount that the operator made read-only, unless the sandbox's own volume has become so.
+            beneath::BeneathError::ReadOnly { path } => match damaged(&[WORKSPACE, DATA])[..] {
+                [] => GuestFailure::InvalidPath,
+                _ => return beneath::BeneathError::Damaged { path: path.clone() }.into(),
+            },
             beneath::BeneathError::Io { source, .. } => return Self::io(format!("{error}: {source}")),
         };
         Self { failure, message: error.to_string() }

@@ -507,7 +507,7 @@ impl Kernel {
 
 /// Returns those of the directories that lie on damaged volumes. After an error (of the disk below, for instance) the
 /// Linux kernel makes a volume read-only. Since Linux 6.15 only the list of mounts shows this.
-fn damaged(dirs: &[&str]) -> Vec<String> {
+pub(crate) fn damaged(dirs: &[&str]) -> Vec<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let is_damaged = |dir: &&&str| mounts.lines().any(|line| is_damaged(line, dir));
     dirs.iter().filter(is_damaged).map(|dir| (*dir).to_owned()).collect()

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use jail::beneath::Root;
-use proto::{FoundLines, FromGuest, GuestFailure, SearchBound, SearchQuery};
+use proto::{FoundLines, FromGuest, GuestFailure, MAX_SEARCHES, SearchBound, SearchQuery};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
@@ -19,8 +19,6 @@ use crate::output::pipe_from_child;
 use crate::process::{Launch, Process};
 use crate::search::MAX_PATTERN;
 
-/// Maximum number of searches at once. Each of them remembers the entries that it has not visited.
-const MAX_SEARCHES: usize = 8;
 /// Time after which a child is killed that has not replied at the end of its own time.
 const GRACE: Duration = Duration::from_secs(2);
 const READ: usize = 64 << 10;

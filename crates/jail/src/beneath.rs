@@ -30,6 +30,8 @@ pub enum BeneathError {
     DiskFull { path: PathBuf },
     #[error("`{path}` could not be written: its volume is damaged, and what was written last may be lost", path = path.display())]
     Damaged { path: PathBuf },
+    #[error("`{path}` is on a file system that can only be read", path = path.display())]
+    ReadOnly { path: PathBuf },
     #[error("cannot open `{path}`", path = path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -64,7 +66,7 @@ pub enum EntryKind {
 pub struct Listing {
     /// The first `max` entries in the requested order.
     pub entries: Vec<DirEntry>,
-    /// Number of entries that were counted. The walk stops after `MAX_VISITED`.
+    /// Number of entries that were counted. The walk stops at a bound; see `Walk::is_over`.
     pub total: u64,
 }
 
@@ -76,6 +78,12 @@ enum SortOrder {
 
 /// Maximum number of entries that a walk visits, so that a maliciously large tree costs a bounded time.
 pub(crate) const MAX_VISITED: u64 = 200_000;
+/// Maximum length of the paths of these entries together. Long ones take time to sort, and memory until they are
+/// visited.
+const MAX_PATH_BYTES: u64 = 64 << 20;
+/// Maximum number of components that the Linux kernel resolves to open the directories of a walk: each is opened from
+/// the top, which takes a thousand times as long if it is a thousand levels deep.
+const MAX_RESOLVED: u64 = 2_000_000;
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
@@ -148,7 +156,16 @@ impl Root {
     fn walk_at(&self, path: &Path, max: usize, order: SortOrder) -> Result<Walk> {
         let start = if path.as_os_str().is_empty() { Path::new(".") } else { checked(path)? };
         let top = self.resolve(start, DIRECTORY, RESOLVE).map_err(|e| error(path, e))?;
-        Ok(Walk { top: Root(top), max, order, visited: 0, total: 0, entries: BTreeMap::new() })
+        Ok(Walk {
+            top: Root(top),
+            max,
+            order,
+            visited: 0,
+            path_bytes: 0,
+            resolved: 0,
+            total: 0,
+            entries: BTreeMap::new(),
+        })
     }
 
     fn resolve(&self, path: &Path, flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
@@ -283,7 +300,8 @@ impl NewFile {
             {
                 BeneathError::DiskFull { path: path() }
             }
-            Errno::IO => BeneathError::Damaged { path: path() },
+            // A file was begun there, so the file system has become read-only after an error.
+            Errno::IO | Errno::ROFS => BeneathError::Damaged { path: path() },
             other => error(&self.path, other),
         }
     }
@@ -328,12 +346,21 @@ struct Walk {
     max: usize,
     order: SortOrder,
     visited: u64,
+    /// Length of the paths of the visited entries.
+    path_bytes: u64,
+    /// Number of components of the directories that were opened.
+    resolved: u64,
     total: u64,
     /// Entries in output order: by time for [`SortOrder::Newest`], then by path.
     entries: BTreeMap<(Reverse<(i64, i64)>, PathBuf), DirEntry>,
 }
 
 impl Walk {
+    /// Returns whether a bound is reached.
+    fn is_over(&self) -> bool {
+        self.visited >= MAX_VISITED || self.path_bytes >= MAX_PATH_BYTES || self.resolved >= MAX_RESOLVED
+    }
+
     fn visit_top(&mut self) -> rustix::io::Result<Vec<PathBuf>> {
         self.visit(Path::new("."), self.top.0.try_clone().map_err(|_| Errno::MFILE)?)
     }
@@ -346,7 +373,7 @@ impl Walk {
     fn run(mut self) -> rustix::io::Result<Listing> {
         let mut waiting = self.visit_top()?;
         while let Some(dir) = waiting.pop() {
-            if self.visited >= MAX_VISITED {
+            if self.is_over() {
                 break;
             }
             waiting.extend(self.visit_dir(&dir));
@@ -362,7 +389,7 @@ impl Walk {
         };
         let (mut counted, mut waiting): (Vec<_>, Vec<_>) =
             self.visit_top()?.into_iter().partition(|dir| is_closed(dir));
-        while let Some(dir) = waiting.pop().filter(|_| self.visited < MAX_VISITED) {
+        while let Some(dir) = waiting.pop().filter(|_| !self.is_over()) {
             let (closed, open): (Vec<_>, Vec<_>) = self.visit_dir(&dir).into_iter().partition(|dir| is_closed(dir));
             counted.extend(closed);
             waiting.extend(open);
@@ -373,7 +400,7 @@ impl Walk {
         for top in counted {
             let before = self.visited;
             let mut waiting = vec![top.clone()];
-            while let Some(dir) = waiting.pop().filter(|_| self.visited < MAX_VISITED) {
+            while let Some(dir) = waiting.pop().filter(|_| !self.is_over()) {
                 waiting.extend(self.visit_dir(&dir));
             }
             below.insert(top, self.visited - before);
@@ -385,6 +412,7 @@ impl Walk {
     /// Records the entries of a directory and returns its subdirectories. A directory that was removed or replaced, is
     /// unreadable, or is too deep for a path has none.
     fn visit_dir(&mut self, dir: &Path) -> Vec<PathBuf> {
+        self.resolved += dir.components().count() as u64;
         let opened = self.top.resolve(dir, DIRECTORY, RESOLVE | ResolveFlags::NO_SYMLINKS);
         opened.and_then(|fd| self.visit(dir, fd)).unwrap_or_default()
     }
@@ -409,8 +437,9 @@ impl Walk {
                 below.push(path.clone());
             }
             self.visited += 1;
+            self.path_bytes += path.as_os_str().len() as u64;
             self.record(path, &stat);
-            if self.visited >= MAX_VISITED {
+            if self.is_over() {
                 break;
             }
         }
@@ -476,8 +505,8 @@ fn error(path: &Path, errno: Errno) -> BeneathError {
         Errno::NAMETOOLONG => invalid(path, "is too long"),
         Errno::NXIO | Errno::NODEV => invalid(path, "is not a regular file"),
         Errno::INVAL | Errno::ILSEQ => invalid(path, "is not a name this file system can hold"),
-        // We mount nothing here read-only, so the file system has become read-only after an error.
-        Errno::ROFS => BeneathError::Damaged { path: path.to_owned() },
+        Errno::ACCESS | Errno::PERM => invalid(path, "is there, but its permissions do not allow this"),
+        Errno::ROFS => BeneathError::ReadOnly { path: path.to_owned() },
         Errno::NOSPC | Errno::DQUOT => BeneathError::NoSpace { path: path.to_owned() },
         other => BeneathError::Io { path: path.to_owned(), source: other.into() },
     }

@@ -33,3 +33,5 @@ pub const MAX_KEPT: u64 = 64 << 20;
 
 /// Maximum number of commands that run in one sandbox at the same time.
 pub const MAX_COMMANDS: usize = 32;
+/// Maximum number of searches at once in a sandbox. Each of them remembers the entries that it has not visited.
+pub const MAX_SEARCHES: usize = 8;

@@ -1,6 +1,7 @@
 //! Starts the processes of a set-up: interpreters that are queried, `pip` and `npm`. Nothing else in this crate does.
 //!
-//! Each process gets a chosen environment, no stdin, and a separate process group that is killed when the call ends.
+//! Each process gets a chosen environment, no stdin, a separate process group that is killed when the call ends, and a
+//! working directory that is not the server's.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -23,10 +24,16 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    /// Creates a tool. `name` is its name in messages.
+    /// Creates a tool. `name` is its name in messages. The working directory of the server is often the project that
+    /// code can write to, and the programs that choose a version (mise, Volta) read there which one to start.
     #[allow(clippy::disallowed_methods, reason = "the one place that starts processes of the host")]
     pub(crate) fn new(name: &str, program: impl AsRef<OsStr>) -> Self {
-        let mut command = Command::new(program);
+        let program = Path::new(program.as_ref());
+        // A path stays relative to the directory of the server; a name alone is looked up in `PATH`.
+        let has_directory = program.parent().is_some_and(|dir| !dir.as_os_str().is_empty());
+        let absolute = has_directory.then(|| std::path::absolute(program).ok()).flatten();
+        let mut command = Command::new(absolute.as_deref().unwrap_or(program));
+        command.current_dir("/");
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         Self { name: name.into(), command }
@@ -124,4 +131,28 @@ async fn next<R: AsyncRead + Unpin>(lines: &mut OutputLines<R>) -> Option<String
     }
     let line = String::from_utf8_lossy(&std::mem::take(&mut lines.1)).trim_end().to_owned();
     Some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use testkit::scratch::Scratch;
+
+    /// W71: a program that chooses the version of another one by a file of the working directory. The directory of a
+    /// test is that of the crate.
+    #[tokio::test]
+    async fn w71_a_tool_reads_nothing_of_the_directory_in_which_the_server_was_started() {
+        assert!(Path::new("Cargo.toml").exists());
+        let dir = Scratch::new();
+        let shim = dir.write("shim", "#!/bin/sh\npwd; cat Cargo.toml 2>/dev/null; exit 0\n");
+        std::fs::set_permissions(&shim, PermissionsExt::from_mode(0o755)).unwrap();
+        let ask = |program: &Path| Tool::new("shim", program).ask(Duration::from_secs(60));
+        assert_eq!(ask(&shim).await.unwrap(), "/\n");
+        // A relative path still means what it meant.
+        let up = "../".repeat(std::env::current_dir().unwrap().components().count());
+        assert_eq!(ask(&Path::new(&up).join(shim.strip_prefix("/").unwrap())).await.unwrap(), "/\n");
+        assert_eq!(ask(Path::new("pwd")).await.unwrap(), "/\n");
+    }
 }

@@ -73,6 +73,7 @@ pub(super) fn sentence(error: &EngineError) -> String {
         E::OverLimit { what, limit } => {
             let remedy = match what {
                 LimitKind::EditBytes | LimitKind::UploadFiles => "do it in smaller parts",
+                LimitKind::SearchesAtOnce => "wait until one of them has ended",
                 LimitKind::UploadLinks => "use an earlier link, or wait until one expires",
                 LimitKind::Contexts
                 | LimitKind::MaxContexts

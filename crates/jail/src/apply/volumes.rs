@@ -206,7 +206,11 @@ impl ApplyState {
         for mounted in below {
             // What cannot be opened now is no longer there.
             let Ok(found) = open_without_symlinks(&mounted, OFlags::empty()) else { continue };
-            if !is_kernel_file_system(&found) {
+            if is_kernel_file_system(&found) {
+                // Something has to be mounted there: otherwise code could remove the directory, and the Linux kernel
+                // would then unmount what the host has mounted on it.
+                self.cover(&found, &inside(&mounted))?;
+            } else {
                 self.share_one(shared, &found, &inside(&mounted), remap)?;
             }
         }
@@ -232,38 +236,48 @@ impl ApplyState {
         if let Some(remap) = remap {
             self.show_as(&tree, shared, remap)?;
         }
-        match self.target(inside) {
-            // Code that has the directory too may have moved the mount point away.
-            Err(ApplyError::Call { errno: Errno::NOENT | Errno::LOOP | Errno::NOTDIR, .. })
-                if inside != shared.inside =>
-            {
-                Ok(())
-            }
-            target => attach(&tree, &target?, inside),
+        if inside == shared.inside {
+            return attach(&tree, &self.target(inside)?, inside);
+        }
+        self.reached(inside)?.map_or(Ok(()), |target| attach(&tree, &target, inside))
+    }
+
+    /// Opens a place below a shared directory. Returns `None` if code that has the directory too has moved it away, if
+    /// another mount covers it, or if the user may not look there.
+    fn reached(&self, path: &Path) -> Result<Option<OwnedFd>, ApplyError> {
+        match self.target(path) {
+            Err(ApplyError::Call { errno: Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS, .. }) => Ok(None),
+            other => other.map(Some),
         }
     }
 
-    /// Hides a file system of the Linux kernel below a shared directory.
+    /// Hides a file system of the Linux kernel below a shared directory, if one is shown there.
     fn cover_kernels(&self, path: &Path) -> Result<(), ApplyError> {
-        let found = match self.target(path) {
-            // The user may not look there, or another mount covers it.
-            Err(ApplyError::Call { errno: Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS, .. }) => {
-                return Ok(());
-            }
-            other => other?,
+        match self.reached(path)? {
+            Some(found) if is_kernel_file_system(&found) => self.cover(&found, path),
+            _ => Ok(()),
+        }
+    }
+
+    /// Shows something empty, of the kind of `found`, at a path below a shared directory.
+    fn cover(&self, found: &OwnedFd, path: &Path) -> Result<(), ApplyError> {
+        let Some(target) = self.reached(path)? else { return Ok(()) };
+        let is_directory = |fd: &OwnedFd| -> Result<bool, ApplyError> {
+            let found = rustix::fs::fstat(fd).at(Syscall::Stat, path)?;
+            Ok(FileType::from_raw_mode(found.st_mode) == FileType::Directory)
         };
-        if !is_kernel_file_system(&found) {
+        let covers_directory = is_directory(found)?;
+        if covers_directory != is_directory(&target)? {
             return Ok(());
         }
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&found).at(Syscall::Stat, path)?.st_mode);
-        let cover = if kind == FileType::Directory {
+        let cover = if covers_directory {
             let options = [("size", Some("4096")), ("nr_inodes", Some("1")), ("mode", Some("0555"))];
             detached("tmpfs", &options, SEALED | sys::NOEXEC)?
         } else {
             let null = self.target(Path::new("/dev/null"))?;
             copy_of(null.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?
         };
-        attach(&cover, &found, path)
+        attach(&cover, &target, path)
     }
 
     /// Maps the directory's owner to the sandbox: the owner's files belong to the sandbox inside, and files that the

@@ -321,6 +321,34 @@ fn a_tree_deeper_than_a_path_can_name_is_listed_as_far_as_it_can_be() {
     assert!((20..=42).contains(&listing.total), "{}", listing.total);
 }
 
+/// W73: PID 1 walks, and does nothing else meanwhile.
+#[test]
+fn w73_depth_and_length_of_paths_bound_a_walk_too() {
+    let scene = Scene::new("walk");
+    let root = scene.root();
+    // A hundred directories that are a hundred levels deep, each with one file.
+    let deep = scene.at("a/".repeat(100).as_str());
+    for number in 0..100 {
+        host::create_dir_all(deep.join(number.to_string())).unwrap();
+        host::write(deep.join(number.to_string()).join("file"), "").unwrap();
+    }
+    let walk = || root.walk_at(Path::new("."), 10, SortOrder::Path).unwrap();
+    let whole = walk().run().unwrap().total;
+    assert_eq!(whole, 2 + 100 + 200, "`sub` and its file, the levels, and what is in the last one");
+    // The levels take 5,000 steps to open, and each of the directories 101.
+    let tired = || Walk { resolved: MAX_RESOLVED - 10_000, ..walk() };
+    for total in [tired().run(), tired().run_levels(1000, &[])].map(|listing| listing.unwrap().total) {
+        assert!((240..260).contains(&total), "{total}");
+    }
+    let counted = tired().run_levels(1, &[]).unwrap();
+    let below: u64 = counted.entries.iter().filter_map(|entry| entry.below).sum();
+    assert!(counted.total == 2 && (240..260).contains(&below), "{counted:?}");
+    // The paths of the levels have 10,000 bytes, and each of the others some 200.
+    let full = Walk { path_bytes: MAX_PATH_BYTES - 20_000, ..walk() };
+    let total = full.run().unwrap().total;
+    assert!((140..160).contains(&total), "{total}");
+}
+
 #[test]
 fn a_full_volume_is_no_space() {
     let scene = Scene::new("full");
@@ -329,6 +357,20 @@ fn a_full_volume_is_no_space() {
     let full = io::Error::from_raw_os_error(libc::ENOSPC);
     assert!(matches!(new.explain(&full), BeneathError::NoSpace { .. }));
     assert!(matches!(error(Path::new("x"), Errno::DQUOT), BeneathError::NoSpace { .. }));
+}
+
+/// W74: a mount that the operator made read-only is not damaged, and a file that may not be read is no failure.
+#[test]
+fn w74_what_may_not_be_read_or_written_is_told_from_what_is_damaged() {
+    let scene = Scene::new("rights");
+    let new = scene.root().create_file("x").unwrap();
+    for errno in [libc::EROFS, libc::EIO] {
+        assert!(matches!(new.explain(&io::Error::from_raw_os_error(errno)), BeneathError::Damaged { .. }));
+    }
+    assert!(matches!(error(Path::new("x"), Errno::ROFS), BeneathError::ReadOnly { .. }));
+    for errno in [Errno::ACCESS, Errno::PERM] {
+        assert!(matches!(error(Path::new("x"), errno), BeneathError::InvalidPath { .. }));
+    }
 }
 
 #[test]

@@ -546,7 +546,8 @@ pub(crate) const RULES: &[Rule] = &[
 
 /// Rules in place of those of [`RULES`], for processes that may write to files of the host. A set-uid file there belongs
 /// to the owner of the directory, and other users of the host could execute it as that owner. `openat2` has its mode in
-/// memory, which a filter cannot read; a file that it creates is empty, and every way to fill it takes the bits away.
+/// memory, which a filter cannot read; a file that it creates is empty. Every way to fill it takes the bits away, except
+/// the set-gid bit of a file that its group may not execute, and without `setxattr` nothing adds that right afterwards.
 pub(crate) const HOST_FILES: &[Rule] = &[
     Rule {
         why: "modes, but no set-uid and set-gid bits on files of the host",
@@ -569,6 +570,12 @@ pub(crate) const HOST_FILES: &[Rule] = &[
         ],
         otherwise: Eperm,
     },
+    refuse!(
+        "an access control list changes the mode of a file and keeps its set-gid bit; the answer is that of a file system \
+         without attributes, with which programs that copy files go on",
+        Eopnotsupp,
+        SYS_setxattr SYS_lsetxattr SYS_fsetxattr
+    ),
     Rule {
         why: "like fchmod, and like mknodat without shared volumes",
         calls: calls!(SYS_mknodat),

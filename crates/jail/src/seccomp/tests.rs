@@ -293,6 +293,10 @@ fn no_set_uid_file_is_made_among_files_of_the_host() {
     }
     assert_eq!(answers(libc::SYS_fchmod, &[3, 0o1777]), [Action::Allow; 3]);
     assert_eq!(answers(libc::SYS_openat, &[0, 0, CREATE, 0o777]), [Action::Allow; 3]);
+    // W70: an access control list is a mode too.
+    for number in [libc::SYS_setxattr, libc::SYS_lsetxattr, libc::SYS_fsetxattr] {
+        assert_eq!(answers(number, &[]), [Action::Allow, Action::Eopnotsupp, Action::Eopnotsupp], "{number}");
+    }
 }
 
 /// W04, W12: options that use memory charged to no cgroup, or that pass pages by reference.

@@ -19,7 +19,8 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     put(&ro.join("theirs"), 0o600, 4321);
     let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
     put(&ro.join("below/theirs"), 0o666, 4321);
-    let (proc, writable) = (Mounted::proc(&rw.join("proc")), Mounted::new("tmpfs", &rw.join("below"), 4321));
+    let proc = Mounted::proc(&owned(&place, "rw/proc", 4321));
+    let writable = Mounted::new("tmpfs", &rw.join("below"), 4321);
     let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
     let config = NativeConfig { spares: 0, ..config(&place.0) };
     let (native, isolation) = Native::start(spawn_launcher_from(&helper()).unwrap(), config).await.unwrap();
@@ -43,6 +44,10 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     let seen = sh(&*sandbox, "cd /shared/rw; ls -A proc; echo x > below/ours; stat -c %u below/ours").await;
     assert_eq!(seen, "1000\n");
     assert_eq!(owner(&rw.join("below/ours")), 4321);
+    // W72: a directory that is removed takes away what the host has mounted on it.
+    let kept = sh(&*sandbox, "cd /shared/rw; rmdir proc || mv proc elsewhere || mv -T below proc || echo kept").await;
+    assert_eq!(kept, "kept\n");
+    assert!(rw.join("proc/boot_id").exists());
     // Other users of the host could execute a set-uid file as its owner.
     let line = "cd /shared/rw; touch a; chmod 755 a; for mode in 4755 2755 6755; do chmod $mode a; \
                 python3 -c \"import os; os.mknod('b', 0o$mode)\"; \
@@ -50,6 +55,19 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
                 stat -c '%a %n' *; rm a";
     let left = sh(&*sandbox, line).await;
     assert!(left.starts_with("755 a\n") && !left.contains(" b\n") && !left.contains(" c\n"), "{left}");
+    // W70: the mode of a new file that a filter does not see, and an access control list in place of `chmod`.
+    let program = "import ctypes, os, struct; libc = ctypes.CDLL(None); os.umask(0)\n\
+                   fd = libc.syscall(437, -100, b'g', struct.pack('QQQ', os.O_CREAT | os.O_RDWR, 0o2644, 0), 24)\n\
+                   print(os.write(fd, b'code'))\n\
+                   rights = b''.join(struct.pack('<HHI', who, 7, 2**32 - 1) for who in (1, 4, 32))\n\
+                   try: os.setxattr('g', 'system.posix_acl_access', struct.pack('<I', 2) + rights)\n\
+                   except OSError as e: print(e.strerror)\n\
+                   print(oct(os.stat('g').st_mode & 0o2010))\n";
+    fs::write(rw.join("gid.py"), program).unwrap();
+    fs::set_permissions(rw.join("gid.py"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let said = sh(&*sandbox, "cd /shared/rw; python3 gid.py; rm -f g").await;
+    assert_eq!(said, "4\nOperation not supported\n0o2000\n");
+    fs::remove_file(rw.join("gid.py")).unwrap();
     for refused in [
         "echo x > /shared/rw/strangers",
         "mv /shared/rw /shared/x",
@@ -68,7 +86,7 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     }
     assert_eq!(sh(&*sandbox, "cat /shared/etc/passwd").await, fs::read_to_string("/etc/passwd").unwrap());
     let mounts = sh(&*sandbox, "grep ' /shared/' /proc/self/mountinfo").await;
-    assert_eq!(mounts.lines().count(), 6, "{mounts}");
+    assert_eq!(mounts.lines().count(), 7, "{mounts}");
     assert!(mounts.lines().all(|line| line.contains("nosuid,nodev")), "{mounts}");
 
     // No file system of a host's that takes part in mapping.

@@ -83,6 +83,16 @@ open('/workspace/project/made', 'w')";
     assert!(read.0.to_string().contains("changed"), "{}", read.0);
     let written = call("write_file", json!({ "path": "project/new", "content": "x" }));
     assert!(written.is_error() && !project.join("new").exists(), "{}", written.0);
+    // W74: nothing is damaged or lost, and the answer does not say so.
+    let said = written.0.to_string();
+    assert!(
+        said.contains("The path project/new is refused: `project/new` is on a file system that can only be read"),
+        "{said}"
+    );
+    let secret = call("run_command", json!({ "command": "touch secret; chmod 0 secret" }));
+    assert!(!secret.is_error(), "{}", secret.0);
+    let said = call("read_file", json!({ "path": "secret" })).0.to_string();
+    assert!(said.contains("is refused: `secret` is there, but its permissions do not allow this"), "{said}");
     let listed = call("list_files", json!({ "path": "project" }));
     assert!(listed.0.to_string().contains("project/f"), "{}", listed.0);
     // Symlinks that lead out on the host lead into the sandbox, for code and for the tools.
