@@ -270,7 +270,7 @@ impl Writer {
     }
 
     #[cfg(test)]
-    pub fn swap_file(&mut self, file: File) -> File {
+    pub(super) fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 }
