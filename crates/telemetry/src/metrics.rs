@@ -45,6 +45,8 @@ impl DenialReason {
 /// Values at the moment at which the page is requested.
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
+    /// Seconds since 1970.
+    pub started: u64,
     pub contexts: usize,
     pub ready: Ready,
     pub sandboxes: usize,
@@ -165,6 +167,8 @@ impl Metrics {
         let mut page = Exposition::default();
         page.kind("sandpool_build_info", "gauge", "The version that runs.");
         page.sample("sandpool_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        let help = "When the server started, in seconds since 1970.";
+        page.gauge("process_start_time_seconds", help, gauges.started);
         inner.write_calls(&mut page);
         page.gauge("sandpool_calls_in_progress", "Calls that are being answered.", read(&inner.calls_in_progress));
         page.gauge("sandpool_contexts", "Contexts, sessions and conversations with a sandbox.", gauges.contexts);
@@ -308,6 +312,7 @@ mod tests {
         let warm = ZygoteStatus { ready: true, forks: 10, restarts: 1, ..ZygoteStatus::default() };
         let browsers = Browsers { running: 2, started: 12, died: 3 };
         let gauges = Gauges {
+            started: 1_700_000_000,
             contexts: 4,
             ready,
             sandboxes: 6,

@@ -1,4 +1,4 @@
-"""Installs and starts the unit file of `contrib/systemd`, and checks that it answers over HTTP and that a sandbox at its memory limit
+"""Installs and starts the unit file of `deploy/systemd`, and checks that it answers over HTTP and that a sandbox at its memory limit
 loses only its own run."""
 
 import subprocess

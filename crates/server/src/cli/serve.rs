@@ -23,6 +23,7 @@ use telemetry::journal::{Journal, JournalConfig, JournalEntry};
 use telemetry::logging::lines;
 use telemetry::metrics::{self, Gauges};
 use telemetry::observe::Observer;
+use text::unix_now;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
@@ -73,7 +74,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
 
     let (links, signer) = wiring::links(config, base.clone(), &secret);
     let counters = Counters::default();
-    let server = Server { engine: engine.clone(), observer: observer.clone(), counters, back_end };
+    let server = Server { engine: engine.clone(), observer: observer.clone(), counters, back_end, started: unix_now() };
     let authenticator = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
@@ -295,6 +296,8 @@ struct Server {
     observer: Arc<Observer>,
     counters: Counters,
     back_end: Value,
+    /// When the server started, in seconds since 1970.
+    started: u64,
 }
 
 impl Server {
@@ -374,6 +377,7 @@ impl Server {
         }
         let counts = self.engine.counts();
         let gauges = Gauges {
+            started: self.started,
             contexts: counts.contexts.values().sum(),
             ready: counts.ready,
             sandboxes: counts.sandboxes,

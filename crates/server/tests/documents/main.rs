@@ -531,3 +531,33 @@ fn files_below(directory: &Path, extension: &str) -> Vec<(String, String)> {
     found.sort();
     found
 }
+
+/// Rules and dashboards name metrics that a server has.
+#[test]
+fn every_metric_that_a_deployment_file_names_exists() {
+    let root = workspace();
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let page = read("crates/telemetry/src/snapshots/telemetry__metrics__tests__the_whole_page.snap");
+    let exist: BTreeSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    for path in ["deploy/prometheus/sandpool.rules.yml", "deploy/grafana/sandpool.json", "docs/operating.md"] {
+        let text = read(path);
+        let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+        let metrics = words.filter(|word| word.starts_with("sandpool_") || word.starts_with("process_"));
+        let base = |word: &str| word.strip_suffix("_bucket").unwrap_or(word).to_owned();
+        let wrong: Vec<&str> = metrics.clone().filter(|word| !exist.contains(&*base(word))).collect();
+        assert!(metrics.count() > 5 && wrong.is_empty(), "{path}: {wrong:?}");
+    }
+}
+
+/// A dashboard that is no JSON is loaded by nobody.
+#[test]
+fn the_dashboard_is_json_with_queries() {
+    let text = std::fs::read_to_string(workspace().join("deploy/grafana/sandpool.json")).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    assert!(panels.len() > 5);
+    for panel in panels {
+        assert!(panel["targets"][0]["expr"].as_str().is_some_and(|query| query.contains("sandpool_")), "{panel}");
+    }
+}
