@@ -161,7 +161,8 @@ fn lines(samples: &Samples) -> Vec<ReportRow> {
     lines
 }
 
-/// Returns a row for our series, our series with empty pools if there is one, and the series of the alternative.
+/// Returns a row for our series, our series with empty pools if there is one, and the series of the alternative. A
+/// server that did not start is the reason for every series without values.
 pub(crate) fn beside(
     samples: &Samples,
     what: &str,
@@ -170,9 +171,11 @@ pub(crate) fn beside(
     goal: Option<Goal>,
     quantity: &dyn Fn(&str) -> Found,
 ) -> ReportRow {
-    let against = Against { name, theirs: quantity(theirs), ratio: samples.ratio(theirs, ours) };
+    let found =
+        |series: &str, server: &str| quantity(series).map_err(|_| samples.why_not(&[series, server]).to_owned());
+    let against = Against { name, theirs: found(theirs, name), ratio: samples.ratio(theirs, ours) };
     let empty = samples.quantity(empty, samples.ratio(theirs, empty), Unit::Times);
-    ReportRow::against(what, quantity(ours), empty, against, goal)
+    ReportRow::against(what, found(ours, OURS), empty, against, goal)
 }
 
 /// A browser with the shop's page open, and the calls to use it.
@@ -319,7 +322,7 @@ pub(crate) fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, BenchErro
     let mut command = command(node);
     command.arg(program).args(["--headless", "--isolated", "--no-sandbox"]).args(flags);
     command.args(["--executable-path".as_ref(), browser.as_os_str()]);
-    command.args(["--output-dir".as_ref(), bench.workplace.path().as_os_str()]);
+    // It writes files below its working directory.
     command.env("HOME", bench.workplace.path()).current_dir(bench.workplace.path()).stderr(Stdio::null());
     Mcp::start(&mut command, &bench.children)
 }

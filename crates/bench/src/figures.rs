@@ -77,7 +77,7 @@ impl Bench {
 /// Derives quantities and rows from the samples of a figure.
 impl Samples {
     pub(crate) fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
-        value.map(|value| Quantity { value, unit }).ok_or_else(|| self.why_not(subject).to_owned())
+        value.map(|value| Quantity { value, unit }).ok_or_else(|| self.why_not(&[subject]).to_owned())
     }
 
     /// Returns the median in units of `T`.

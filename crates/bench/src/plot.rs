@@ -102,10 +102,10 @@ fn bars(report: &BenchReport) -> Vec<Bar> {
     lines.filter_map(bar).collect()
 }
 
-/// Returns a short label for a figure. The figure of the browser has one bar for each step.
+/// Returns a short label for a figure. The figures of the browser and of what a model reads have one bar for each row.
 fn label(figure: &str, line: &str) -> String {
     let label = match figure {
-        "browser" => return line.replace('`', ""),
+        "browser" | "tokens" => return line.split(", against").next().unwrap_or(line).replace('`', ""),
         "first" => "new context, first import pandas",
         "warm" => "warm call, stdio",
         "http" => "warm call, HTTP",
@@ -142,6 +142,12 @@ mod tests {
         <text class="value" x="449.6" y="127">11 ×</text>
         </svg>
         "#);
+    }
+
+    #[test]
+    fn a_bar_for_each_row_of_a_figure_with_several_has_its_own_label() {
+        assert_eq!(label("browser", "warm `browser_goto`"), "warm browser_goto");
+        assert_eq!(label("tokens", "answer to `browser_open`, against `browser_navigate`"), "answer to browser_open");
     }
 
     #[test]

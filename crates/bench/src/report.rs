@@ -166,7 +166,7 @@ pub(crate) fn number(value: f64) -> String {
 
 const HEADINGS: [&str; 7] = ["figure", "ours", "goal", "reached", "with empty pools", "alternative", "ratio"];
 
-/// Prints the table and the notes for a terminal.
+/// Prints the table, the notes and the versions for a terminal.
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.rows();
@@ -176,7 +176,8 @@ impl fmt::Display for BenchReport {
             let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
             writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
         }
-        self.notes().iter().try_for_each(|note| write!(f, "\n{note}"))
+        self.notes().iter().try_for_each(|note| write!(f, "\n{note}"))?;
+        write!(f, "\n\n{}", self.versions())
     }
 }
 
@@ -202,6 +203,12 @@ impl BenchReport {
         });
         let seen = self.figures.iter().flat_map(|figure| figure.notes.iter().cloned());
         seen.chain(failed).collect()
+    }
+
+    /// Returns the names and versions of everything that was measured.
+    fn versions(&self) -> String {
+        let versions: Vec<String> = self.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        versions.join(", ")
     }
 
     pub fn markdown(&self) -> String {
@@ -230,8 +237,7 @@ impl BenchReport {
         }
         let Machine { processor, cores, memory_gib, kernel } = &self.machine;
         let _ = writeln!(page, "\n## The machine\n{processor}, {cores} cores, {memory_gib} GiB, Linux {kernel}. ");
-        let versions: Vec<String> = self.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-        let _ = writeln!(page, "{}. {} rounds.\n\n{HOW}", versions.join(", "), self.rounds);
+        let _ = writeln!(page, "{}. {} rounds.\n\n{HOW}", self.versions(), self.rounds);
         page
     }
 }
@@ -332,11 +338,27 @@ pub(crate) mod tests {
         }
     }
 
+    /// Returns the tables of a page.
+    fn tables(page: &str) -> String {
+        page.lines().filter(|line| line.starts_with('|')).map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Returns the table with the rows of one figure.
+    pub(crate) fn table(figure: Figure) -> String {
+        tables(&BenchReport { figures: vec![figure], ..example() }.markdown())
+    }
+
+    #[test]
+    fn a_terminal_shows_the_table_the_notes_and_the_versions() {
+        let shown = example().to_string();
+        assert!(shown.starts_with("figure "), "{shown}");
+        assert!(shown.ends_with("\n64 kernels of ipykernel\n\nsandpool 0.1.0, ipykernel 7.4.0"), "{shown}");
+    }
+
     #[test]
     fn the_page_is_easy_to_read() {
         let page = example().markdown();
-        let table: String = page.lines().filter(|line| line.starts_with('|')).map(|line| format!("{line}\n")).collect();
-        insta::assert_snapshot!(table, @"
+        insta::assert_snapshot!(tables(&page), @"
         | figure | ours | goal | reached | with empty pools | alternative | ratio |
         |---|---|---|---|---|---|---|
         | create + `import pandas` | 8.4 T | ≤ 12 T | yes | 31 T | – | – |

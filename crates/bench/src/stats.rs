@@ -90,8 +90,10 @@ impl Samples {
         self.failed.clone()
     }
 
-    pub(crate) fn why_not(&self, subject: &str) -> &str {
-        self.failed.get(subject).map_or("not measured", String::as_str)
+    /// Returns why there is no value: the reason of the first of these subjects that failed.
+    pub(crate) fn why_not(&self, subjects: &[&str]) -> &str {
+        let reason = subjects.iter().find_map(|subject| self.failed.get(*subject));
+        reason.map_or("not measured", String::as_str)
     }
 
     fn all(&self, subject: &str) -> Vec<f64> {
@@ -222,7 +224,8 @@ mod tests {
         let mut samples = samples(&[&[("a", &[1.0])]]);
         samples.take("a", || Err(BenchError::Said("it broke".into()))).unwrap();
         samples.take("a", || unreachable!("not tried again")).unwrap();
-        assert_eq!(samples.why_not("a"), "it broke");
+        assert_eq!(samples.why_not(&["absent", "a"]), "it broke");
+        assert_eq!(samples.why_not(&["absent"]), "not measured");
         assert_eq!(samples.median("a"), None);
         assert!(matches!(samples.take("b", || Err(BenchError::Interrupted)), Err(BenchError::Interrupted)));
     }

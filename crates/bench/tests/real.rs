@@ -71,14 +71,60 @@ fn a_quick_look_at_the_browser_has_every_step_of_ours() {
     assert_eq!(figure["failed"]["Playwright MCP"], "not measured: no `--alternatives`", "{json}");
 }
 
+/// Returns the table of the figure `tokens`, measured beside what is in the directory of alternatives.
+fn tokens_beside(alternatives: &Results) -> String {
+    let output = bench(&["--quick", "--only", "tokens", "--alternatives", alternatives.0.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The beginnings of the rows of the figure `tokens` in which Playwright MCP has an equivalent.
+const BESIDE: [&str; 5] = [
+    "`tools/list` of ",
+    "answer to `browser_open`, ",
+    "answer to `browser_snapshot`, ",
+    "answer to `browser_act` click, ",
+    "answer to `browser_act` type, ",
+];
+
+/// Speaks as much MCP as the benchmark, and answers every call with the same 57 characters.
+const STAND_IN: &str = r#"
+const text = "Fifty things ... Buy 50 ... Cart: 1 ... Hello a visitor ."
+const results = { "tools/list": { tools: [{ name: "a" }, { name: "b" }] }, "tools/call": { content: [{ type: "text", text }] } }
+require("readline").createInterface({ input: process.stdin }).on("line", line => {
+    const { id, method } = JSON.parse(line)
+    if (id !== undefined) console.log(JSON.stringify({ jsonrpc: "2.0", id, result: results[method] ?? {} }))
+})"#;
+
 #[test]
-fn what_a_model_reads_is_counted() {
-    let output = bench(&["--quick", "--rounds", "1", "--only", "tokens"]);
-    let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
-    for row in ["`tools/list` ", "ten typical answers ", "a page's snapshot "] {
-        let line = shown.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("no {row}: {shown}"));
-        assert!(line.contains(" characters"), "{shown}");
+fn what_a_model_reads_is_counted_beside_what_it_reads_of_playwright() {
+    let alternatives = Results::new("tokens");
+    let package = alternatives.0.join("playwright/node_modules/@playwright/mcp");
+    std::fs::create_dir_all(&package).unwrap();
+    std::fs::write(package.join("cli.js"), STAND_IN).unwrap();
+    std::fs::write(package.join("package.json"), r#"{ "version": "1.2.3" }"#).unwrap();
+    let shown = tokens_beside(&alternatives);
+    for (row, theirs) in BESIDE.into_iter().zip([27, 57, 57, 57, 57]) {
+        let theirs = format!("Playwright MCP: {theirs} characters");
+        let line = shown.lines().find(|line| line.starts_with(row) && line.contains(&theirs));
+        let ours = line.unwrap_or_else(|| panic!("no {row}: {shown}")).split("Playwright").next().unwrap();
+        assert!(ours.contains(" characters "), "{shown}");
+    }
+    assert!(shown.contains(" tools, against 2 tools "), "{shown}");
+    let ten = shown.lines().find(|line| line.starts_with("ten answers ")).expect("a row");
+    assert!(ten.contains(" characters ") && ten.contains("Playwright MCP: n/a "), "{shown}");
+    assert!(shown.contains("@playwright/mcp 1.2.3"), "{shown}");
+}
+
+#[test]
+fn without_playwright_each_row_says_why_and_has_our_count() {
+    let alternatives = Results::new("no-playwright");
+    std::fs::write(alternatives.0.join("playwright-mcp.failed"), "no network\n").unwrap();
+    let shown = tokens_beside(&alternatives);
+    for row in BESIDE {
+        let line = shown.lines().find(|line| line.starts_with(row) && line.contains("Playwright"));
+        let line = line.unwrap_or_else(|| panic!("no {row}: {shown}"));
+        assert!(line.contains(" characters ") && line.contains("cannot be installed here: no network"), "{shown}");
     }
 }
 
