@@ -16,7 +16,9 @@ TOOLS = [
     "browser_open", "browser_act", "browser_snapshot", "browser_screenshot",
 ]  # fmt: skip
 # Those that answer with text and pictures alone.
-TEXT_TOOLS = {"run_code", "run_command", "wait_run", "read_file", "browser_snapshot", "browser_screenshot"}
+TEXT_TOOLS = {
+    "run_code", "run_command", "wait_run", "read_file", "list_files", "search_files", "browser_snapshot", "browser_screenshot",
+}  # fmt: skip
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nprint('drawn')"
 TABLE = "n,square\n1,1\n2,4\nüber,∞\n"
 # It would go on for minutes. The file shows those who see no progress that it has begun.

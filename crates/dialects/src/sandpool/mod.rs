@@ -19,7 +19,7 @@ mod page;
 mod runs;
 
 use contexts::{ContextRow, Contexts, Stopped};
-use files::{EditedFile, Listed, Matches, UploadAddress, WrittenFile};
+use files::{EditedFile, UploadAddress, WrittenFile};
 use runs::Cancelled;
 
 pub const REALM: Realm = Realm("sandpool");
@@ -61,9 +61,9 @@ pub static DIALECT: Dialect = Dialect {
         tool!("stop_context", Hints::REPLACES, contexts::stop_context, Stopped::schema, errors::error),
         tool!("read_file", Hints::READS, files::read_file, files::error),
         tool!("write_file", Hints::REPLACES, files::write_file, WrittenFile::schema, errors::error),
-        tool!("list_files", Hints::READS, files::list_files, Listed::schema, errors::error),
+        tool!("list_files", Hints::READS, files::list_files, errors::error),
         tool!("edit_file", Hints::ACTS, files::edit_file, EditedFile::schema, files::error),
-        tool!("search_files", Hints::READS, files::search_files, Matches::schema, files::error),
+        tool!("search_files", Hints::READS, files::search_files, files::error),
         tool!("upload_link", Hints::ADDS, files::upload_link, UploadAddress::schema, errors::error),
         ToolRow {
             for_browser: true,

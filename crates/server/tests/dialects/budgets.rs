@@ -323,7 +323,16 @@ fn tools_that_answer_with_text_or_pictures_have_no_output_schema() {
     let without = sandpool::DIALECT.tools.iter().filter(|row| row.output_schema.is_none());
     assert_eq!(
         without.map(|row| row.name).collect::<Vec<_>>(),
-        ["run_code", "run_command", "wait_run", "read_file", "browser_snapshot", "browser_screenshot"]
+        [
+            "run_code",
+            "run_command",
+            "wait_run",
+            "read_file",
+            "list_files",
+            "search_files",
+            "browser_snapshot",
+            "browser_screenshot"
+        ]
     );
 }
 
