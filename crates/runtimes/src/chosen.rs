@@ -141,25 +141,10 @@ fn npm_name(package: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use testkit::scratch::Scratch;
 
     use super::*;
-    use crate::NodeChoice;
-
-    fn config(preset: Option<Preset>, packages: &[&str]) -> RuntimeConfig {
-        RuntimeConfig {
-            dir: PathBuf::new(),
-            python: None,
-            preset,
-            packages: packages.iter().map(|&name| name.into()).collect(),
-            node: NodeChoice::Auto,
-            threads: 1,
-            warm: true,
-            preload: Vec::new(),
-        }
-    }
+    use crate::tests::config;
 
     fn add(packages: &[&str]) -> SetupRequest {
         SetupRequest { add: packages.iter().map(|&name| name.into()).collect(), ..SetupRequest::default() }

@@ -168,8 +168,9 @@ fn text(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SetupError;
     use crate::store::Marker;
-    use crate::{NodeChoice, SetupError};
+    use crate::tests::config;
 
     fn runtime(dir: &str) -> Runtime {
         Runtime { dir: dir.into(), marker: Marker { version: "3.11.2".into(), ..Marker::default() } }
@@ -179,17 +180,7 @@ mod tests {
     fn w65_the_warm_interpreter_gets_no_added_package() {
         let python = Python { base: runtime("/srv/base"), added: Some(runtime("/srv/added")) };
         let prepared = Prepared { python, node: Err(SetupError::NoNode(String::new())), node_packages: Ok(None) };
-        let config = RuntimeConfig {
-            dir: "/srv".into(),
-            python: None,
-            preset: None,
-            packages: Vec::new(),
-            node: NodeChoice::Auto,
-            threads: 1,
-            warm: true,
-            preload: Vec::new(),
-        };
-        let runtimes = prepared.kernels(&config, None);
+        let runtimes = prepared.kernels(&config(None, &[]), None);
         let warm = runtimes.warm().unwrap();
         let site = "/opt/sandpool/added/lib/python3.11/site-packages";
         assert_eq!(runtimes.python.env["SANDPOOL_ADDED"], site);

@@ -104,6 +104,10 @@ pub enum SetupError {
     NoPython(Vec<String>),
     #[error("no usable Node: {0}; install Node 22 or newer, or npm (on Debian: apt-get install npm)")]
     NoNode(String),
+    #[error(
+        "packages for JavaScript need `npm`, which this machine does not have; install it (on Debian: apt-get install npm), or leave these packages out with `sandpool setup --preset slim`"
+    )]
+    NoNpm,
     #[error("`{0}` is not the name of a package; write `polars`, `polars==1.2.3`, or `npm:lodash` for JavaScript")]
     NoPackageName(String),
     #[error("`{0}` was not added by `sandpool setup --add`")]
@@ -175,12 +179,25 @@ pub async fn prepare(
 ) -> Result<Prepared, SetupError> {
     match find(config, env).await? {
         Some(ready) => Ok(ready),
-        None => set_up(config, env, progress, &SetupRequest::default()).await,
+        None => set_up_available(config, env, progress, &SetupRequest::default()).await,
     }
 }
 
-/// Prepares what is missing for the request, and remembers its choices once Python is ready.
+/// Prepares what is missing for the request, and remembers its choices once Python is ready. Before the first download
+/// it checks that nothing is missing that only the operator can install.
 pub async fn set_up(
+    config: &RuntimeConfig,
+    env: &HostEnvironment,
+    progress: &Progress,
+    request: &SetupRequest,
+) -> Result<Prepared, SetupError> {
+    let wanted = Chosen::read(&config.dir)?.after(request)?.wanted(config);
+    node::check_npm(config, &wanted, env, request.force)?;
+    set_up_available(config, env, progress, request).await
+}
+
+/// Prepares what is missing, and does without Node and its packages if they cannot be prepared.
+async fn set_up_available(
     config: &RuntimeConfig,
     env: &HostEnvironment,
     progress: &Progress,
@@ -244,4 +261,41 @@ pub async fn find(config: &RuntimeConfig, env: &HostEnvironment) -> Result<Optio
     };
     let node_packages = node::find_packages(config, &wanted);
     Ok(Some(Prepared { python, node, node_packages }))
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::scratch::Scratch;
+
+    use super::*;
+
+    pub(crate) fn config(preset: Option<Preset>, packages: &[&str]) -> RuntimeConfig {
+        RuntimeConfig {
+            dir: PathBuf::new(),
+            python: None,
+            preset,
+            packages: packages.iter().map(|&name| name.into()).collect(),
+            node: NodeChoice::Auto,
+            threads: 1,
+            warm: true,
+            preload: Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_set_up_without_the_npm_that_it_needs_ends_before_it_does_anything() {
+        let place = Scratch::new();
+        let config = RuntimeConfig { dir: place.0.clone(), ..config(None, &[]) };
+        let (env, (progress, said)) = (HostEnvironment::default(), Progress::new());
+        let javascript =
+            SetupRequest { preset: Some(Preset::Slim), add: vec!["npm:lodash".into()], ..SetupRequest::default() };
+        for request in [SetupRequest::default(), javascript] {
+            let ended = set_up(&config, &env, &progress, &request).await;
+            assert!(matches!(ended, Err(SetupError::NoNpm)), "{ended:?}");
+        }
+        assert_eq!((&**said.borrow(), std::fs::read_dir(&place.0).unwrap().count()), ("starting", 0));
+        let slim = SetupRequest { preset: Some(Preset::Slim), ..SetupRequest::default() };
+        let slim = Chosen::default().after(&slim).unwrap().wanted(&config);
+        assert!(node::check_npm(&config, &slim, &env, true).is_ok(), "it has no packages for JavaScript");
+    }
 }

@@ -170,6 +170,17 @@ pub(crate) fn find_packages(config: &RuntimeConfig, wanted: &Wanted) -> Result<O
     runtime.verify().map(|()| Some(runtime))
 }
 
+/// Checks that npm is there if packages for JavaScript have to be installed.
+pub(crate) fn check_npm(
+    config: &RuntimeConfig,
+    wanted: &Wanted,
+    env: &HostEnvironment,
+    force: bool,
+) -> Result<(), SetupError> {
+    let installs = packages_recipe(wanted).is_some() && (force || find_packages(config, wanted).is_err());
+    if installs && npm(env).is_none() { Err(SetupError::NoNpm) } else { Ok(()) }
+}
+
 /// Returns the packages for JavaScript, and installs them if they are not there: the pinned ones of the preset, then
 /// those that the operator added.
 pub(crate) async fn prepare_packages(setup: &Setup<'_>, force: bool) -> Result<Option<Runtime>, SetupError> {
@@ -178,8 +189,7 @@ pub(crate) async fn prepare_packages(setup: &Setup<'_>, force: bool) -> Result<O
     if !force && let Ok(found) = find_packages(config, wanted) {
         return Ok(found);
     }
-    let missing = "needs `npm`, which this machine does not have (on Debian: apt-get install npm)";
-    let npm = npm(env).ok_or_else(|| SetupError::tool("the installation of packages for JavaScript", missing))?;
+    let npm = npm(env).ok_or(SetupError::NoNpm)?;
     progress.step(4, "installing packages for JavaScript");
     let dir = lock.start(&format!("npm-{}", &recipe[..12]))?;
     if wanted.preset == Preset::Data {
