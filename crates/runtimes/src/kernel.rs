@@ -19,7 +19,7 @@ const SITE_HOOK: &str = include_str!("python/sitecustomize.py");
 const DRIVERS: &str = "/opt/sandpool";
 /// Name of Python's environment inside the sandbox: a link to its directory, whose own path may contain the name of the
 /// user. The interpreter is started by this name, so tracebacks show it.
-const PYTHON: &str = "/opt/sandpool/runtime";
+pub(crate) const PYTHON: &str = "/opt/sandpool/runtime";
 /// Name of the npm packages inside the sandbox. Node resolves it, and the driver shows it in tracebacks.
 const NPM: &str = "/opt/sandpool/npm";
 /// Name of the packages inside the sandbox that the operator added.

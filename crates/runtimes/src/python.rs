@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::chosen::{Chosen, Preset, Wanted};
+use super::kernel::PYTHON;
 use super::process::Tool;
 use super::store::{self, Marker, Runtime};
 use super::{HostEnvironment, RuntimeConfig, Setup, SetupError};
@@ -249,6 +250,7 @@ async fn add(base: &Runtime, setup: &Setup<'_>) -> Result<Runtime, SetupError> {
         }
     })
     .await?;
+    name_interpreter(&dir, &base.dir)?;
     let python = base.dir.join("bin/python");
     compile(&python, &site, env).await;
     let list = tool("python", &python, env).args(["-I", "-B", "-c", PACKAGES]).args([&site]);
@@ -272,6 +274,7 @@ async fn finish(dir: &Path, version: &str, setup: &Setup<'_>) -> Result<BTreeMap
             file.write_all(lines.as_bytes()).map_err(SetupError::io(&path))?;
         }
     }
+    name_interpreter(dir, dir)?;
     compile(&python, &site, env).await;
     progress.step(3, "checking Python packages and building the font lists");
     let cache = dir.join("share/matplotlib-cache");
@@ -281,6 +284,21 @@ async fn finish(dir: &Path, version: &str, setup: &Setup<'_>) -> Result<BTreeMap
     let check = check.env("MPLCONFIGDIR", &cache).env("MPLBACKEND", "agg").env("FONTCONFIG_FILE", dir.join(FONTCONFIG));
     let report = check.args(["-I", "-B", "-c", CHECK]).run(|_| ()).await?;
     packages_in(&report)
+}
+
+/// Lets the scripts of `dir` start the interpreter of the environment `base` by its name inside sandboxes. The path that
+/// `pip` writes into them would not exist there any more if the runtime was copied to another place.
+fn name_interpreter(dir: &Path, base: &Path) -> Result<(), SetupError> {
+    let bin = dir.join("bin");
+    let Ok(entries) = fs::read_dir(&bin) else { return Ok(()) };
+    for path in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file())).map(|e| e.path()) {
+        let content = fs::read(&path).map_err(SetupError::io(&path))?;
+        if let Ok(script) = String::from_utf8(content) {
+            let named = script.replace(&*base.to_string_lossy(), PYTHON);
+            fs::write(&path, named).map_err(SetupError::io(&path))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes the configuration of fontconfig and the cache of the font. Without the cache, every start of a browser would
@@ -459,7 +477,7 @@ pub(crate) fn megabytes(preset: Preset) -> u32 {
 
 fn recipe(list: &str) -> String {
     let [(_, matplotlib), (_, vl_convert)] = FALLBACK_FONTS;
-    store::recipe(&[list, SITE, matplotlib, vl_convert])
+    store::recipe(&[list, SITE, matplotlib, vl_convert, PYTHON])
 }
 
 /// Returns the recipe of the packages that are added to `base`.
@@ -521,6 +539,29 @@ mod tests {
         assert!(is_binary(Path::new("/bin/sh")));
     }
 
+    #[test]
+    fn the_scripts_of_a_runtime_do_not_name_its_place_on_the_host() {
+        let scratch = Scratch::new();
+        let base = scratch.0.join("python-3.11-0");
+        fs::create_dir_all(base.join("bin")).unwrap();
+        // The second form is that of `pip` for a path that is too long for a first line.
+        let forms = [
+            ("pip", "#!{}/bin/python\nimport pip\n"),
+            ("f2py", "#!/bin/sh\n'''exec' \"{}/bin/python\" \"$0\" \"$@\"\n' '''\n"),
+        ];
+        for (name, form) in forms {
+            fs::write(base.join("bin").join(name), form.replace("{}", &base.to_string_lossy())).unwrap();
+        }
+        fs::write(base.join("bin/tool"), b"\x7fELF\xff").unwrap();
+        std::os::unix::fs::symlink("/bin/true", base.join("bin/python")).unwrap();
+        name_interpreter(&base, &base).unwrap();
+        for (name, form) in forms {
+            assert_eq!(fs::read_to_string(base.join("bin").join(name)).unwrap(), form.replace("{}", PYTHON), "{name}");
+        }
+        assert_eq!(fs::read(base.join("bin/tool")).unwrap(), b"\x7fELF\xff");
+        assert!(base.join("bin/python").is_symlink());
+    }
+
     /// W64: code that can write to `~/.pyenv` puts an interpreter there. It would be executed outside of a sandbox.
     #[tokio::test]
     async fn w64_an_interpreter_that_code_can_change_is_not_executed() {
@@ -530,16 +571,7 @@ mod tests {
         fs::create_dir_all(&bin).unwrap();
         fs::copy("/bin/echo", bin.join("python3")).unwrap();
         let mut env = HostEnvironment { home: Some(home.clone()), ..HostEnvironment::default() };
-        let mut config = crate::RuntimeConfig {
-            dir: home.join("runtimes"),
-            python: None,
-            preset: None,
-            packages: vec![],
-            node: crate::NodeChoice::Auto,
-            threads: 1,
-            warm: false,
-            preload: vec![],
-        };
+        let mut config = RuntimeConfig { dir: home.join("runtimes"), ..crate::tests::config(None, &[]) };
         assert!(candidates(&env).contains(&bin.join("python3")));
         env.writable = vec![home.join(".pyenv")];
         config.python = Some(bin.join("python3"));

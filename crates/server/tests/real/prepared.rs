@@ -217,6 +217,20 @@ fn an_added_package_is_installed_alone_and_stays_until_it_is_removed() {
     assert!(client.finish().success());
 }
 
+/// The path at which the runtime was prepared does not exist in the sandbox.
+#[test]
+fn pip_and_other_scripts_of_a_copied_runtime_work() {
+    let (state, runtimes) = (StateDir::new("copied"), Runtimes::copied("copied"));
+    let mut client = Client::start(stdio_of("sandpool", &state.0, &runtimes.settings()));
+    for command in ["pip --version", "f2py -v", "python -m pip --version"] {
+        let ran = client.call("run_command", json!({ "command": command }));
+        assert_eq!(ran.json()["success"], true, "{command}: {}", ran.0);
+    }
+    let ran = python(&mut client, "%pip --version");
+    assert!(ran.field("stdout").starts_with("pip "), "{}", ran.0);
+    assert!(client.finish().success());
+}
+
 #[test]
 fn w65_code_of_an_added_package_runs_only_in_sandboxes() {
     let (state, registry, runtimes) = (StateDir::new("start"), Registry::start(), Runtimes::copied("start"));
