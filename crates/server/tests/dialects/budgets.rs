@@ -110,23 +110,28 @@ async fn huge_page(tools: &Tools, result: BrowseResult) -> Outcome {
     Outcome::Browsed(Box::new(Browsed { page: Some(page), happened, denied, result: Ok(result), extras, ..*browsed }))
 }
 
-/// Every tool with an outcome that is much larger than an answer may be, and what the answer says about the rest.
-async fn huge(tools: &Tools) -> Vec<(&'static str, Value, Outcome, &'static str)> {
-    let ran = huge_run(tools).await;
-    let context = ran.context.clone();
-    let contexts = (0..1000).map(|n| engine::op::ContextInfo { name: format!("context-{n}"), ..context.clone() });
-    let progress = |end| RunProgress {
+/// A background run up to `cursor`, which has ended if it has a result.
+fn progress(output: String, cursor: u64, ran: Option<Ran>) -> RunProgress {
+    RunProgress {
         run: "run-1".into(),
         context_id: "ctx-1".into(),
         command: false,
         queued: None,
         started_at: 0,
         ended_at: None,
-        output: long(),
-        dropped: 5,
-        cursor: 1 << 30,
-        end,
-    };
+        output,
+        dropped: 0,
+        cursor,
+        end: ran.map(|ran| Ok(Box::new(ran))),
+    }
+}
+
+/// Every tool with an outcome that is much larger than an answer may be, and what the answer says about the rest.
+async fn huge(tools: &Tools) -> Vec<(&'static str, Value, Outcome, &'static str)> {
+    let ran = huge_run(tools).await;
+    let context = ran.context.clone();
+    let contexts = (0..1000).map(|n| engine::op::ContextInfo { name: format!("context-{n}"), ..context.clone() });
+    let progress = |ran| RunProgress { dropped: 5, ..progress(long(), 1 << 30, ran) };
     let listing = (0..10_000).map(|n| row(&format!("directory/with/a/long/name/{n:05}"))).collect();
     let found = FoundLine { path: "x".repeat(200), line: 1, text: "y".repeat(240) };
     let tab = |n| TabInfo { tab: n, url: long(), title: long(), shown: false };
@@ -153,11 +158,11 @@ async fn huge(tools: &Tools) -> Vec<(&'static str, Value, Outcome, &'static str)
             "wait_run",
         ),
         ("wait_run", run(), Outcome::Progress(progress(None)), "part of output"),
-        ("wait_run", run(), Outcome::Progress(progress(Some(Ok(Box::new(ran.clone()))))), "part of stderr"),
+        ("wait_run", run(), Outcome::Progress(progress(Some(ran.clone()))), "part of stderr"),
         (
             "wait_run",
             json!({ "run": "run-1", "cursor": 9 }),
-            Outcome::Progress(progress(Some(Ok(Box::new(ran.clone()))))),
+            Outcome::Progress(progress(Some(ran.clone()))),
             "part of output",
         ),
         ("cancel_run", run(), Outcome::Cancelled { run: "run-1".into(), was_running: true }, ""),
@@ -388,20 +393,9 @@ async fn a_client_that_follows_a_run_reads_everything_once() {
         let (mut cursor, mut read) = (0, String::new());
         for (total, ends) in [(cut, false), (written.len(), false), (written.len(), true)] {
             let args = json!({ "run": "run-1", "cursor": cursor });
-            let (stdout, end) = (Captured { text: written.into(), ..Captured::default() }, ends.then_some(()));
-            let ran = Ran { stdout, ..*ran.clone() };
-            let progress = RunProgress {
-                run: "run-1".into(),
-                context_id: "ctx-1".into(),
-                command: false,
-                queued: None,
-                started_at: 0,
-                ended_at: None,
-                output: written[cursor..total].into(),
-                dropped: 0,
-                cursor: total as u64,
-                end: end.map(|()| Ok(Box::new(ran))),
-            };
+            let stdout = Captured { text: written.into(), ..Captured::default() };
+            let ran = ends.then(|| Ran { stdout, ..*ran.clone() });
+            let progress = progress(written[cursor..total].into(), total as u64, ran);
             let sent = render(&tools, "wait_run", &args, Ok(Outcome::Progress(progress)));
             let object = sent.answer.structured;
             read += object["output"].as_str().unwrap_or_default();

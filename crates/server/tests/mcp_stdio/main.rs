@@ -1,13 +1,17 @@
 //! The protocol over lines, with a fake engine behind it: every trap of PROTOCOL and of the `A` rows that lines can carry.
 
+#[path = "../mcp_fake/mod.rs"]
 mod mcp_fake;
+
+mod tasks;
+mod tools;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dialects::{Dialect, Lang, Links, Options, agentrun, sandpool};
+use dialects::{Dialect, Lang, Links, Options, agentrun};
 use engine::Hold;
 use mcp::stdio::{StdioEnd, StdioError, StdioOptions, serve};
 use mcp_fake::FakeEngine;
@@ -650,7 +654,7 @@ async fn the_default_context_is_made_once_at_the_first_call() {
 #[tokio::test]
 async fn mutated_lines_never_silence_the_server() {
     let seeds: Vec<&[u8]> =
-        include_bytes!("fixtures/lines.txt").split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
+        include_bytes!("../fixtures/lines.txt").split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
     let mut random = Random(0x5EED);
     let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO });
     for round in 0..3000 {
@@ -670,214 +674,6 @@ async fn mutated_lines_never_silence_the_server() {
         }
         assert!(answers <= 2, "{answers} answers to {}", String::from_utf8_lossy(&line));
     }
-}
-
-const TASKS: &str = "io.modelcontextprotocol/tasks";
-
-/// A request of a modern client, which declares what it can do with every one.
-async fn modern(client: &mut Client, tasks: bool, method: &str, mut params: Value) -> Value {
-    let extensions = if tasks { json!({ TASKS: {} }) } else { json!({}) };
-    params["_meta"] = json!({
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientCapabilities": { "extensions": extensions },
-        "io.modelcontextprotocol/clientInfo": { "name": "t", "version": "1" },
-    });
-    client.request(1, method, params).await
-}
-
-fn code_to_run(code: &str) -> Value {
-    json!({ "name": "run_code", "arguments": { "code": code } })
-}
-
-/// Of the moments only the form is known.
-fn without_moments(mut answer: Value) -> Value {
-    for name in ["createdAt", "lastUpdatedAt"] {
-        let moment = answer["result"][name].take();
-        assert!(moment.as_str().is_some_and(|text| text.len() == 20 && text.ends_with('Z')), "{moment}");
-    }
-    answer
-}
-
-/// The object of a run in `sandpool`, which is in the first block alone.
-fn run_of(answer: &Value) -> Value {
-    assert_eq!(answer["result"].get("structuredContent"), None, "{answer}");
-    serde_json::from_str(answer["result"]["content"][0]["text"].as_str().unwrap()).unwrap()
-}
-
-/// What a model reads before it does anything. A tool that is added later may take 800 characters.
-#[tokio::test]
-async fn the_list_of_sandpool_s_tools_is_short() {
-    const FIRST: [&str; 14] = [
-        "run_code",
-        "run_command",
-        "wait_run",
-        "cancel_run",
-        "create_context",
-        "list_contexts",
-        "stop_context",
-        "read_file",
-        "write_file",
-        "list_files",
-        "browser_open",
-        "browser_act",
-        "browser_snapshot",
-        "browser_screenshot",
-    ];
-    for lang in [Lang::En, Lang::Zh] {
-        let mut client = Client::speaking(&sandpool::DIALECT, Some(lang), StdioOptions::default());
-        client.say(INITIALIZE, 1).await;
-        client.say(INITIALIZED, 0).await;
-        let answer = client.request(1, "tools/list", json!({})).await;
-        let tools = answer["result"]["tools"].as_array().unwrap();
-        let length = |value: &Value| value.to_string().chars().count();
-        assert_eq!(tools.len(), sandpool::DIALECT.tools.len());
-        let lengths: Vec<(&str, usize)> =
-            tools.iter().map(|tool| (tool["name"].as_str().unwrap(), length(tool))).collect();
-        let most = 16_000 + 800 * (tools.len() - 17);
-        assert!(length(&answer["result"]) <= most, "{lang:?}: {} {lengths:?}", length(&answer["result"]));
-        for (name, length) in lengths.into_iter().filter(|(name, _)| !FIRST.contains(name)) {
-            assert!(length <= 800, "{lang:?} {name}: {length}");
-        }
-        client.end().await;
-    }
-}
-
-#[test]
-fn the_browser_tools_are_not_listed_where_the_operator_turned_the_browser_off() {
-    let names = |options: &Options| sandpool::DIALECT.offered(options).map(|row| row.name).collect::<Vec<_>>();
-    assert_eq!(names(&Options::default()).len(), sandpool::DIALECT.tools.len());
-    let without = names(&Options { browser: false, ..Options::default() });
-    assert_eq!(without.len(), sandpool::DIALECT.tools.len() - 4);
-    assert!(without.iter().all(|name| !name.starts_with("browser_")), "{without:?}");
-    // The other dialects list what their documents do.
-    let workbench = dialects::find("workbench", &Options::default()).unwrap();
-    assert_eq!(workbench.offered(&Options { browser: false, ..Options::default() }).count(), workbench.tools.len());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_run_that_lasts_becomes_a_task_of_a_client_that_knows_them() {
-    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
-    let task = modern(&mut client, true, "tools/call", code_to_run("lasting")).await;
-    let mut shown = without_moments(task.clone());
-    // It covers the longest background run and an hour after it, from the start of the run.
-    let ttl = shown["result"]["ttlMs"].take();
-    assert!(ttl.as_u64().is_some_and(|ttl| ttl >= 5 * 3_600_000), "{ttl}");
-    insta::assert_snapshot!("task_begun", format!("{shown:#}"));
-    let id = &task["result"]["taskId"];
-    let working = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
-    assert_eq!(working["result"]["status"], "working", "{working}");
-    let updated = modern(&mut client, true, "tasks/update", json!({ "taskId": id, "inputResponses": {} })).await;
-    assert_eq!(updated["result"]["resultType"], "complete", "{updated}");
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    let completed = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
-    insta::assert_snapshot!("task_completed", format!("{:#}", without_moments(completed)));
-    client.end().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_task_can_be_cancelled() {
-    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
-    let task = modern(&mut client, true, "tools/call", code_to_run("forever")).await;
-    let id = &task["result"]["taskId"];
-    let acknowledged = modern(&mut client, true, "tasks/cancel", json!({ "taskId": id })).await;
-    assert_eq!(acknowledged["result"]["resultType"], "complete", "{acknowledged}");
-    let cancelled = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
-    assert_eq!(cancelled["result"]["status"], "cancelled", "{cancelled}");
-    for method in ["tasks/get", "tasks/cancel", "tasks/update"] {
-        let unknown = modern(&mut client, true, method, json!({ "taskId": "run-9", "inputResponses": {} })).await;
-        assert_eq!(unknown["error"], json!({ "code": -32602, "message": "task not found: run-9" }));
-        let without = modern(&mut client, true, method, json!({})).await;
-        assert_eq!(without["error"]["code"], -32602, "{without}");
-    }
-    client.end().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_run_that_ends_soon_is_answered_as_ever() {
-    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
-    for tasks in [true, false] {
-        let answer = modern(&mut client, tasks, "tools/call", code_to_run("1 / 0")).await;
-        let result = &answer["result"];
-        assert_eq!((&result["resultType"], &result["isError"]), (&json!("complete"), &json!(true)), "{answer}");
-        assert_eq!(run_of(&answer)["error"]["name"], "ZeroDivisionError");
-        assert_eq!(run_of(&answer).get("run"), None);
-    }
-    // The client's own background run is its own business.
-    let call = json!({ "name": "run_code", "arguments": { "code": "forever", "background": true } });
-    let answer = modern(&mut client, true, "tools/call", call).await;
-    assert_eq!(run_of(&answer)["status"], "running", "{answer}");
-    client.end().await;
-}
-
-/// A wrong argument is a mistake of the model, which reads results and not the errors of the protocol.
-#[tokio::test(start_paused = true)]
-async fn refused_arguments_are_results_and_never_tasks() {
-    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
-    for tasks in [true, false] {
-        for (arguments, said) in [
-            (json!({ "code": "lasting", "timeout": "soon" }), "timeout must be a whole number ["),
-            (
-                json!({ "code": "lasting", "lnguage": "js" }),
-                "lnguage is no argument of run_code; did you mean language?\n",
-            ),
-            (json!({ "code": "bad environment", "env": { "A=": "b" } }), "env is refused: the name `A=`"),
-        ] {
-            let call = json!({ "name": "run_code", "arguments": arguments });
-            let answer = modern(&mut client, tasks, "tools/call", call).await;
-            let result = &answer["result"];
-            assert_eq!((&result["resultType"], &result["isError"]), (&json!("complete"), &json!(true)), "{answer}");
-            assert!(result["content"][0]["text"].as_str().unwrap().starts_with(said), "{answer}");
-            assert_eq!(result.get("structuredContent"), None, "{answer}");
-        }
-    }
-    let answer = modern(&mut client, true, "tools/call", json!({ "name": "runcode", "arguments": {} })).await;
-    assert_eq!(answer["error"], json!({ "code": -32602, "message": "Unknown tool: runcode; did you mean run_code?" }));
-    client.end().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_know_tasks_sees_nothing_of_them() {
-    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
-    let answer = modern(&mut client, false, "tasks/get", json!({ "taskId": "run-1" })).await;
-    assert_eq!(answer["error"]["code"], -32021, "{answer}");
-    let legacy = |capabilities: Value| {
-        json!({
-            "protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": { "name": "t", "version": "1" }
-        })
-    };
-    // The Inspector declares the extension here as well, but does not know the answer.
-    for declared in [json!({}), json!({ "extensions": { TASKS: {} } })] {
-        let answer = client.request(1, "initialize", legacy(declared)).await;
-        assert_eq!(answer["result"]["capabilities"], json!({ "resources": {}, "tools": {} }));
-    }
-    let answer = client.request(1, "tools/call", code_to_run("lasting")).await;
-    assert_eq!(run_of(&answer)["success"], true, "{answer}");
-    client.end().await;
-
-    // Where runs cannot go on in the background, there are no tasks.
-    let mut client = Client::new();
-    let answer = modern(&mut client, true, "tasks/get", json!({ "taskId": "run-1" })).await;
-    assert_eq!(answer["error"]["code"], -32601, "{answer}");
-    client.end().await;
-}
-
-/// Before the client has a task, it is the call that it cancels.
-#[tokio::test(start_paused = true)]
-async fn a_call_cancelled_before_it_became_a_task_ends_its_run() {
-    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
-    let meta = format!("{MODERN},").replace("{}", &format!("{{\"extensions\":{{\"{TASKS}\":{{}}}}}}"));
-    let call = format!(
-        r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{{{meta}"name":"run_code","arguments":{{"code":"forever"}}}}}}"#
-    );
-    client.write(format!("{call}\n").as_bytes()).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    client
-        .write(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/cancelled\",\"params\":{\"requestId\":\"c\"}}\n")
-        .await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let task = modern(&mut client, true, "tasks/get", json!({ "taskId": "run-1" })).await;
-    assert_eq!(task["result"]["status"], "cancelled", "{task}");
-    client.end().await;
 }
 
 /// xorshift64: the same lines on every machine.
