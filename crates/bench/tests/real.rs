@@ -90,7 +90,8 @@ const BESIDE: [&str; 5] = [
 /// Speaks as much MCP as the benchmark, and answers every call with the same 57 characters.
 const STAND_IN: &str = r#"
 const text = "Fifty things ... Buy 50 ... Cart: 1 ... Hello a visitor ."
-const results = { "tools/list": { tools: [{ name: "a" }, { name: "b" }] }, "tools/call": { content: [{ type: "text", text }] } }
+const tools = [{ name: "a" }, { name: "b" }]
+const results = { "tools/list": { tools }, "tools/call": { content: [{ type: "text", text }] } }
 require("readline").createInterface({ input: process.stdin }).on("line", line => {
     const { id, method } = JSON.parse(line)
     if (id !== undefined) console.log(JSON.stringify({ jsonrpc: "2.0", id, result: results[method] ?? {} }))

@@ -88,7 +88,7 @@ pub struct JournalEntry {
     pub count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Arguments and results, recorded only if the operator asked for them; see [`Journal::wants_contents`].
+    /// Arguments and results, recorded only if the operator asked for them; see `Journal::wants_contents`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Value>,
     /// In a `torn` entry, the code of the last whole line.
