@@ -100,7 +100,7 @@ fn first_to_remove(all: &[Arc<Background>]) -> Option<usize> {
 pub(crate) struct Background {
     pub(crate) id: String,
     realm: Realm,
-    context_id: String,
+    pub(crate) context_id: String,
     command: bool,
     started_at: u64,
     pub(crate) cancel: CancellationToken,
