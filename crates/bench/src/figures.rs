@@ -12,7 +12,7 @@ use crate::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_
 use crate::report::{Against, Figure, Found, Goal, Quantity, ReportRow, Unit};
 use crate::server::{self, Pool, first_cell, no_op, one_shot, stop};
 use crate::stats::Samples;
-use crate::{Bench, BenchError, browser, memory, tokens};
+use crate::{Bench, BenchError, browser, memory, otel, tokens};
 
 pub(crate) const OURS: &str = "sandpool";
 pub(crate) const EMPTY: &str = "sandpool, empty pools";
@@ -45,11 +45,25 @@ pub(crate) const ALL: &[Row] = &[
     Row { name: "start", title: "server start to ready", measure: start },
     Row { name: "browser", title: "the browser beside another one for agents", measure: browser::measure },
     Row { name: "tokens", title: "what a model has to read", measure: tokens::measure },
+    Row { name: "otel", title: "warm run_code with an export to OpenTelemetry", measure: otel::measure },
 ];
 
 /// Names of the figures, for the help and for errors.
-pub const NAMES: [&str; 12] =
-    ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start", "browser", "tokens"];
+pub const NAMES: [&str; 13] = [
+    "first",
+    "warm",
+    "http",
+    "javascript",
+    "oneshot",
+    "memory",
+    "many",
+    "burst",
+    "load",
+    "start",
+    "browser",
+    "tokens",
+    "otel",
+];
 
 impl Bench {
     pub(crate) fn rounds<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
@@ -192,7 +206,7 @@ fn no_ops(bench: &Bench, client: &mut dyn Client) -> Result<Vec<f64>, BenchError
 }
 
 /// Creates a separate context and runs cells in it until it is warm.
-fn warmed(client: &mut dyn Client) -> Result<BenchCall, BenchError> {
+pub(crate) fn warmed(client: &mut dyn Client) -> Result<BenchCall, BenchError> {
     let context = client.call_when_ready(&server::create("python"))?.field("context")?;
     let call = server::run(&context, "python", "print(1)");
     for _ in 0..10 {
@@ -256,7 +270,7 @@ fn warm(bench: &Bench) -> Result<Figure, BenchError> {
 fn http(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut servers = both(&mut samples, |pool| {
-        let server = server::Http::start(bench, pool)?;
+        let server = server::Http::start(bench, pool, "")?;
         let mut client = server.connect()?;
         let call = warmed(&mut client)?;
         Ok((client, call, server))
@@ -428,7 +442,7 @@ fn many(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut notes = Vec::new();
     for (pool, names) in MANY {
-        let made = server::Http::start(bench, pool).and_then(|server| Ok((server.connect()?, server)));
+        let made = server::Http::start(bench, pool, "").and_then(|server| Ok((server.connect()?, server)));
         // A failure is shown in place of the result.
         let Some((mut client, _server)) = samples.need(names[2], made)? else { continue };
         bench.settle()?;
@@ -596,7 +610,7 @@ fn load(bench: &Bench) -> Result<Figure, BenchError> {
         }
     }
     let mut servers = both(&mut samples, |pool| {
-        let server = server::Http::start(bench, pool)?;
+        let server = server::Http::start(bench, pool, "")?;
         let connect = |_| {
             let mut client = server.connect()?;
             let call = warmed(&mut client)?;
@@ -666,7 +680,7 @@ fn start(bench: &Bench) -> Result<Figure, BenchError> {
         for (name, pool) in BOTH {
             samples.take(name, || {
                 let start = Instant::now();
-                let _server = server::Http::start(bench, pool)?;
+                let _server = server::Http::start(bench, pool, "")?;
                 Ok(vec![start.elapsed().as_secs_f64()])
             })?;
         }

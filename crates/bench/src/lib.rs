@@ -14,6 +14,7 @@ mod figures;
 mod floors;
 mod machine;
 mod memory;
+mod otel;
 mod plot;
 mod process;
 mod report;

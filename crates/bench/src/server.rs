@@ -50,9 +50,9 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Starts a server and waits until it is ready.
-    pub(crate) fn start(bench: &Bench, pool: Pool) -> Result<Self, BenchError> {
-        let (mut command, log) = child(bench, pool, "")?;
+    /// Starts a server with additional lines of configuration, and waits until it is ready.
+    pub(crate) fn start(bench: &Bench, pool: Pool, more: &str) -> Result<Self, BenchError> {
+        let (mut command, log) = child(bench, pool, more)?;
         command.args(["serve", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::null());
         let mut process = Process::start(&mut command, &bench.children)?;
         let address = until(bench, || {

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,31 @@ use crate::target::Target;
 /// The egress proxy of one sandbox. Dropping the gate closes it and cuts every connection through it.
 pub struct Gate {
     state: Arc<GateState>,
+}
+
+/// A connection of a sandbox that has ended.
+#[derive(Debug, Clone)]
+pub struct PassedConnection {
+    pub began: SystemTime,
+    pub ended: SystemTime,
+    /// Host and port that the sandbox asked for, if it got that far.
+    pub target: Option<(String, u16)>,
+}
+
+/// Receives the connections of a sandbox when they end. It must not block.
+pub type ConnectionSink = Arc<dyn Fn(PassedConnection) + Send + Sync>;
+
+/// Watches the connections that begin until this value is dropped.
+#[must_use]
+pub struct Watched {
+    state: Arc<GateState>,
+    id: u64,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        lock(&self.state.watchers).retain(|(id, _)| *id != self.id);
+    }
 }
 
 /// Narrows the policy of a gate until this value is dropped.
@@ -49,6 +75,7 @@ impl Gate {
             lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
             policies: Mutex::new(PolicyStack { base: Arc::new(compiled), narrower: Vec::new() }),
             connections: Mutex::default(),
+            watchers: Mutex::default(),
             ids: AtomicU64::new(0),
             closed: CancellationToken::new(),
         });
@@ -65,6 +92,13 @@ impl Gate {
         lock(&self.state.policies).narrower.push((id, Arc::new(narrower)));
         self.state.cut();
         Narrowed { state: Arc::clone(&self.state), id }
+    }
+
+    /// Reports connections that begin from now on to `sink` when they end. Of several watchers, the newest one gets them.
+    pub fn watch(&self, sink: ConnectionSink) -> Watched {
+        let id = self.state.next_id();
+        lock(&self.state.watchers).push((id, sink));
+        Watched { state: Arc::clone(&self.state), id }
     }
 
     /// Returns the number of denials so far, for use with [`Gate::denied_since`].
@@ -99,6 +133,7 @@ pub(crate) struct GateState {
     denials: Denials,
     policies: Mutex<PolicyStack>,
     connections: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
+    watchers: Mutex<Vec<(u64, ConnectionSink)>>,
     ids: AtomicU64,
     closed: CancellationToken,
 }
@@ -211,6 +246,7 @@ pub(crate) struct Connection {
     pub state: Arc<GateState>,
     tracked: Arc<TrackedConnection>,
     id: u64,
+    watched: Option<(SystemTime, ConnectionSink)>,
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
 
@@ -220,7 +256,8 @@ impl Connection {
         let id = state.next_id();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
         lock(&state.connections).insert(id, Arc::clone(&tracked));
-        Self { state, tracked, id, _permits: permits }
+        let watched = lock(&state.watchers).last().map(|(_, sink)| (SystemTime::now(), Arc::clone(sink)));
+        Self { state, tracked, id, watched, _permits: permits }
     }
 
     /// Checks whether the traffic that `info` describes may pass, and checks it again whenever the policy changes.
@@ -243,5 +280,9 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         lock(&self.state.connections).remove(&self.id);
+        if let Some((began, sink)) = self.watched.take() {
+            let target = lock(&self.tracked.info).take().map(|info| (info.target.host.to_string(), info.target.port));
+            sink(PassedConnection { began, ended: SystemTime::now(), target });
+        }
     }
 }

@@ -41,7 +41,7 @@ mod vault;
 mod wire;
 
 pub use denial::Denial;
-pub use gate::{Gate, Narrowed};
+pub use gate::{ConnectionSink, Gate, Narrowed, PassedConnection, Watched};
 pub use loopback::NAME as HOST_NAME;
 pub use policy::{Policy, Table};
 pub use secrets::{Secret, Value, is_host_name};

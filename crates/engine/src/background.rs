@@ -103,7 +103,7 @@ pub(crate) struct Background {
     realm: Realm,
     /// Number of permits of the realm.
     runs_at_once: usize,
-    context_id: String,
+    pub(crate) context_id: String,
     command: bool,
     started_at: u64,
     pub(crate) cancel: CancellationToken,

@@ -12,7 +12,10 @@ use crate::background::Background;
 use crate::capture::{Rich, StreamCapture};
 use crate::engine::Inner;
 use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
-use crate::op::{Call, Captured, ContextInfo, EngineError, Environment, Event, KeptOutput, Network, Ran, RunOutcome};
+use crate::op::{
+    Call, Captured, ContextInfo, EngineError, Environment, Event, KeptOutput, Network, Ran, RunOutcome, Stage,
+    StageInProgress,
+};
 use crate::ops::NETWORK_OFF;
 use crate::registry::{LiveSandbox, one_line};
 
@@ -80,15 +83,25 @@ impl CellRun<'_> {
         env: &Environment,
         keep: bool,
     ) -> Result<CellReport<'_>, StartRefused> {
+        let (stage, env) = self.begin(env.0.clone());
         let request = ToGuest::Run {
             kernel,
             code: code.into(),
-            env: env.0.clone(),
+            env,
             deadline: self.deadline(),
             forward_bytes: self.forward_bytes(),
             keep_over: keep.then_some(self.budget as u64),
         };
-        self.run(&request).await
+        self.run(&request, stage).await
+    }
+
+    /// Begins the stage of the run, and adds the stage's variable to the environment unless the run sets it itself.
+    fn begin(&self, mut env: BTreeMap<String, String>) -> (StageInProgress, BTreeMap<String, String>) {
+        let stage = self.call.stages.begin(Stage::Run);
+        if let Some((name, value)) = stage.variable() {
+            env.entry(name.into()).or_insert(value);
+        }
+        (stage, env)
     }
 
     /// Runs a command with exactly these environment variables.
@@ -97,6 +110,7 @@ impl CellRun<'_> {
         argv: Vec<String>,
         env: BTreeMap<String, String>,
     ) -> Result<CellReport<'_>, StartRefused> {
+        let (stage, env) = self.begin(env);
         let request = ToGuest::Exec {
             argv,
             env,
@@ -106,7 +120,7 @@ impl CellRun<'_> {
             forward_bytes: self.forward_bytes(),
             keep_over: Some(self.budget as u64),
         };
-        self.run(&request).await
+        self.run(&request, stage).await
     }
 
     fn deadline(&self) -> Deadline {
@@ -119,13 +133,14 @@ impl CellRun<'_> {
     }
 
     /// Runs the request and returns exactly one end, however the guest behaves.
-    async fn run(&self, request: &ToGuest) -> Result<CellReport<'_>, StartRefused> {
+    async fn run(&self, request: &ToGuest, stage: StageInProgress) -> Result<CellReport<'_>, StartRefused> {
         let (timeout, guest) = (self.timeout, &self.sandbox.guest);
         let mut fold = OutputFold::new(self.budget, self.call, self.record);
         let backstop = self.inner.config.grace + BACKSTOP;
         let bounded = BoundedCall { inner: self.inner, call: self.call, guest, timeout, backstop };
-        let (started, egress) = (Instant::now(), self.sandbox.run_egress(self.network));
+        let (started, egress) = (Instant::now(), self.sandbox.run_egress(self.network, &stage));
         let end = bounded.run(request, &mut fold).await;
+        drop(stage);
         let (mut duration, denied) = (started.elapsed(), egress.denied());
         let lost = match end {
             CallEnd::Answered(Ok(end)) => {

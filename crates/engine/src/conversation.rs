@@ -182,6 +182,11 @@ impl Conversations {
         lock(&self.known).owners.get(key).map(|owner| owner.tenant.clone())
     }
 
+    /// Returns the tenant and the id of a conversation.
+    pub(crate) fn named(&self, key: &str) -> Option<(Tenant, String)> {
+        lock(&self.known).owners.get(key).map(|owner| (owner.tenant.clone(), owner.conversation.clone()))
+    }
+
     /// Records the volumes that the back end had at the time `asked`. A conversation that was last used before that
     /// time and has no volume is forgotten, because its files were never created.
     fn update(&self, asked: Instant, kept: HashSet<String>) {

@@ -288,6 +288,12 @@ impl Engine {
         self.inner.owner_of(key)
     }
 
+    /// Returns the tenant and the id of the context or conversation that a link leads to, for the journal.
+    pub fn context_of_link(&self, key: &str) -> Option<(Tenant, String)> {
+        let of_context = self.inner.tenants.by_key(key).map(|(tenant, context, _)| (tenant, context.id.clone()));
+        of_context.or_else(|| self.inner.conversations.named(key))
+    }
+
     /// Opens the file behind a link. The key is the permission to read: an unknown key, a removed context and a missing
     /// file all give the same error.
     pub async fn open_file(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {

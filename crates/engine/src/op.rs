@@ -8,6 +8,7 @@ mod error;
 mod notice;
 mod operation;
 mod outcome;
+mod stage;
 
 // Types of the wire protocol that are part of this interface. A dialect renders them and must not import `proto`
 // itself.
@@ -26,3 +27,5 @@ pub use outcome::{
     Browsed, Captured, CellError, ContextInfo, Edited, FileListing, Health, KeptOutput, Outcome, Ran, RecentFile,
     RunInfo, RunOutcome, RunProgress, RuntimeInfo, StoppedContext, UploadLink,
 };
+pub(crate) use stage::StageInProgress;
+pub use stage::{FoundContext, PassedStage, RecordStages, Stage, Stages};

@@ -7,7 +7,8 @@ use crate::context::{Context, ContextLease, ContextState, NewContextNotice};
 use crate::engine::{Inner, panicked};
 use crate::keyed::Turn;
 use crate::op::{
-    Call, ContextSelector, EngineError, Environment, LimitKind, Network, NoticeKind, Op, Outcome, Target, Waiting,
+    Call, ContextSelector, EngineError, Environment, FoundContext, LimitKind, Network, NoticeKind, Op, Outcome, Stage,
+    Stages, Target, Waiting,
 };
 use crate::provision::{FIRST_KERNEL, Shape};
 use crate::registry::{LiveSandbox, SandboxFailure};
@@ -40,7 +41,8 @@ const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
     let tenancy = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
-    let ops = OpContext { inner, tenancy };
+    let (stages, found) = (call.stages.clone(), call.found.clone());
+    let ops = OpContext { inner, tenancy, stages, found };
     match op {
         Op::CreateContext(new) => ops.create_context(&call, new).await,
         Op::ListContexts => Ok(ops.list_contexts()),
@@ -74,6 +76,8 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
 struct OpContext {
     inner: Arc<Inner>,
     tenancy: Arc<Tenancy>,
+    stages: Stages,
+    found: FoundContext,
 }
 
 /// A context that was found or created for a call.
@@ -111,7 +115,7 @@ impl OpContext {
     ) -> Result<ResolvedContext, EngineError> {
         let Target { which, make } = target;
         let connection = call.connection.as_deref();
-        let find = || self.tenancy.find(&which, connection);
+        let find = || self.find(&which, connection);
         let found = |context: ContextLease, creation_turn| {
             Ok(ResolvedContext {
                 new_notice: NewContextNotice::found(context.context()),
@@ -157,6 +161,11 @@ impl OpContext {
         })
     }
 
+    /// Finds a context, which from now on is the one that the call concerns.
+    fn find(&self, which: &ContextSelector, connection: Option<&str>) -> Result<ContextLease, EngineError> {
+        self.tenancy.find(which, connection).inspect(|context| self.found.set(&context.id))
+    }
+
     /// Waits for `work` unless the call is cancelled or the engine closes first.
     async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {
         tokio::select! {
@@ -175,6 +184,7 @@ impl OpContext {
         wanted: Option<Language>,
         kept: Option<&KeptVolume>,
     ) -> Result<ContextState, EngineError> {
+        let _stage = self.stages.begin(Stage::Create);
         let provisioner = self.inner.provisioner()?;
         let failed = |failure: SandboxFailure| {
             tracing::error!(why = failure.log, "no sandbox for a context");

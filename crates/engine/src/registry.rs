@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::browser::{BrowserStatus, Browsers, Counters};
 use crate::config::EngineConfig;
 use crate::guest::{GuestClient, GuestLost, lock};
-use crate::op::Network;
+use crate::op::{Network, StageInProgress};
 use crate::sandbox_egress::{DenialSinks, EgressSpec, RunEgress, SandboxEgress};
 
 const STATS_WAIT: Duration = Duration::from_secs(2);
@@ -383,8 +383,8 @@ impl LiveSandbox {
     }
 
     /// Returns the network of a run, which lasts until the returned value is dropped.
-    pub(crate) fn run_egress(&self, network: Network) -> RunEgress<'_> {
-        RunEgress::through(self.entry.egress.as_ref(), network)
+    pub(crate) fn run_egress(&self, network: Network, stage: &StageInProgress) -> RunEgress<'_> {
+        RunEgress::through(self.entry.egress.as_ref(), network, stage)
     }
 
     /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to

@@ -9,18 +9,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use egress::{Denial, Egress, Gate, Narrowed, Policy};
+use egress::{Denial, Egress, Gate, Narrowed, Policy, Watched};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use crate::guest::lock;
-use crate::op::{Network, Notice, NoticeKind, Realm, Tenant};
+use crate::op::{Network, Notice, NoticeKind, Realm, StageInProgress, Tenant};
 use crate::registry::one_line;
 
 /// Maximum number of sentences in the result of one run. The remaining denials are only counted.
 const IN_A_RESULT: usize = 10;
 /// Maximum number of denials of one sandbox that are reported individually within `REPORT_WINDOW`.
 const MAX_REPORTED: usize = 20;
+/// Maximum number of connections of one run that are recorded as its stages.
+const MAX_RECORDED: usize = 32;
 const REPORT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The tenant and realm of a sandbox, and the policy for its network.
@@ -78,14 +80,16 @@ pub(crate) struct RunEgress<'a> {
     egress: Option<&'a SandboxEgress>,
     mark: u64,
     _narrowed: Option<Narrowed>,
+    _watched: Option<Watched>,
 }
 
 impl<'a> RunEgress<'a> {
-    pub(crate) fn through(egress: Option<&'a SandboxEgress>, network: Network) -> Self {
+    pub(crate) fn through(egress: Option<&'a SandboxEgress>, network: Network, stage: &StageInProgress) -> Self {
         let gate = egress.map(|egress| lock(&egress.gate));
         let gate = gate.as_ref().and_then(|gate| gate.as_ref());
         let narrowed = gate.filter(|_| network == Network::Off).map(|gate| gate.narrow(None));
-        Self { egress, mark: gate.map_or(0, Gate::mark), _narrowed: narrowed }
+        let watched = gate.and_then(|gate| Some(gate.watch(stage.connections(MAX_RECORDED)?)));
+        Self { egress, mark: gate.map_or(0, Gate::mark), _narrowed: narrowed, _watched: watched }
     }
 
     /// Returns the distinct denials since the run began, and the number of further ones.

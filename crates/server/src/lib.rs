@@ -9,3 +9,4 @@ pub mod config;
 mod digest;
 pub mod files;
 pub mod handler;
+mod outgoing;

@@ -3,21 +3,27 @@
 //! The handler reports that a call begins and how it ended; this module decides what is recorded where. The
 //! content of a call goes only to the journal, and only if the operator asked for it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use dialects::{Args, Block, RenderInput, Reply};
-use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo, StoppedContext};
+use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo, Stages, StoppedContext, Tenant};
 use mcp::Origin;
 use serde_json::{Value, json};
+use text::cut;
 
 use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
+use crate::otel::{LogTrace, Otel, RemoteParent, RequestError, RequestSpan};
 
 /// A function that returns the key of a conversation's files, given the tenant and the conversation.
 type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
+
+/// A function that returns the tenant and the context of the files behind a link, given its key.
+type OwnerOf = dyn Fn(&str) -> Option<(Tenant, String)> + Send + Sync;
 
 /// A file that is sent to a client that had its link, or that came from one.
 pub struct ServedFile<'a> {
@@ -35,7 +41,21 @@ pub struct Observer {
     /// The runtimes, once they are ready.
     runtimes: OnceLock<Vec<RuntimeInfo>>,
     conversation_key: Option<Box<KeyOf>>,
+    link_owner: Option<Box<OwnerOf>>,
     denials: Mutex<DenialLog>,
+    /// The throttled tenants.
+    throttled: Mutex<BTreeMap<String, DenialLog>>,
+    otel: Option<Otel>,
+}
+
+/// The facts about a request that are known when it arrives.
+pub struct RequestFacts<'a> {
+    pub tenant: &'a str,
+    pub dialect: &'static str,
+    pub origin: &'a Origin,
+    pub parent: RemoteParent<'a>,
+    /// Revision of the protocol, if it is known and traces are exported.
+    pub revision: Option<String>,
 }
 
 impl Observer {
@@ -43,10 +63,32 @@ impl Observer {
         Self { journal, ..Self::default() }
     }
 
+    /// Uses these metrics.
+    pub fn with_metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
+        self
+    }
+
+    /// Sets the function that returns the owner of the files behind a link.
+    pub fn with_link_owners(mut self, of: impl Fn(&str) -> Option<(Tenant, String)> + Send + Sync + 'static) -> Self {
+        self.link_owner = Some(Box::new(of));
+        self
+    }
+
     /// Sets the function that returns the key of a tenant's conversation.
     pub fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
         self.conversation_key = Some(Box::new(of));
         self
+    }
+
+    /// Exports traces of the requests, too.
+    pub fn with_otel(mut self, otel: Option<Otel>) -> Self {
+        self.otel = otel;
+        self
+    }
+
+    pub fn has_traces(&self) -> bool {
+        self.otel.is_some()
     }
 
     pub fn set_runtimes(&self, runtimes: Vec<RuntimeInfo>) {
@@ -79,11 +121,45 @@ impl Observer {
     }
 
     /// Begins a call, which counts as in progress until [`ObservedCall::end`].
-    pub fn begin(&self, dialect: &'static str, tool: &'static str) -> ObservedCall {
+    pub fn begin(&self, tool: &'static str, request: &RequestFacts<'_>) -> ObservedCall {
+        let dialect = request.dialect;
         if dialect == CONVERSATION {
             McpLine::ParsingArguments { tool: short(tool) }.log();
         }
-        ObservedCall { dialect, in_progress: self.metrics.begin(dialect, tool) }
+        let mut span = self.request("tools/call", request);
+        if let Some(span) = &mut span {
+            span.set_tool(tool);
+        }
+        ObservedCall { dialect, in_progress: self.metrics.begin(dialect, tool, request.tenant), span }
+    }
+
+    /// Begins the span of a request, if traces are exported. It has nothing of the request's arguments.
+    pub fn request(&self, method: &'static str, request: &RequestFacts<'_>) -> Option<RequestSpan> {
+        let RequestFacts { tenant, dialect, origin, parent, revision } = request;
+        let mut span = self.otel.as_ref()?.request(method, *parent)?;
+        span.add("sandpool.tenant", cut(tenant, LONGEST_ATTRIBUTE));
+        span.add("sandpool.dialect", *dialect);
+        match &origin.id {
+            Value::Null => {}
+            Value::String(id) => span.add("jsonrpc.request.id", cut(id, LONGEST_ATTRIBUTE)),
+            id => span.add("jsonrpc.request.id", cut(&id.to_string(), LONGEST_ATTRIBUTE)),
+        }
+        if let Some(id) = &origin.request_id {
+            span.add("sandpool.request.id", id.clone());
+        }
+        if let Some(revision) = revision {
+            span.add("mcp.protocol.version", cut(revision, LONGEST_ATTRIBUTE));
+        }
+        match origin.peer {
+            Some(peer) => {
+                span.add("network.transport", "tcp");
+                span.add("network.protocol.name", "http");
+                span.add("client.address", peer.ip().to_string());
+                span.add("client.port", peer.port());
+            }
+            None => span.add("network.transport", "pipe"),
+        }
+        Some(span)
     }
 
     /// Logs a call whose arguments have been converted to an operation.
@@ -96,9 +172,9 @@ impl Observer {
         }
     }
 
-    pub fn failed(&self, error: &EngineError) {
+    pub fn failed(&self, tenant: &str, error: &EngineError) {
         if matches!(error, EngineError::OverLimit { .. } | EngineError::ContextLimit(_)) {
-            self.metrics.denied(DenialReason::Quota);
+            self.metrics.denied(DenialReason::Quota, Some(tenant));
         }
     }
 
@@ -116,7 +192,17 @@ impl Observer {
 
     fn file_moved(&self, file: &ServedFile<'_>, entry: JournalEntry) {
         if let Some(journal) = &self.journal {
-            journal.record(JournalEntry { context: Some(head(file.key)), peer: file.peer, ..entry });
+            let (tenant, context) = self.owner_of(file.key);
+            journal.record(JournalEntry { tenant, context: Some(context), peer: file.peer, ..entry });
+        }
+    }
+
+    /// Returns the tenant and the context behind a link. If they are not known any more, the context is the beginning of
+    /// the key.
+    fn owner_of(&self, key: &str) -> (Option<String>, String) {
+        match self.link_owner.as_ref().and_then(|of| of(key)) {
+            Some((tenant, context)) => (Some(tenant.0), context),
+            None => (None, head(key)),
         }
     }
 
@@ -126,7 +212,7 @@ impl Observer {
         journal.record(JournalEntry {
             tenant: Some(tenant.to_owned()),
             dialect: Some(dialect),
-            context: Some(head(key)),
+            context: Some(self.owner_of(key).1),
             outcome: Some(if ok { "ok" } else { "error" }.into()),
             request_id: origin.request_id.clone(),
             peer: origin.peer,
@@ -134,22 +220,37 @@ impl Observer {
         });
     }
 
-    /// Records a refused request. Each refusal is counted, but at most one a second is written, with the number of
-    /// refusals since the last one, because strangers must not be able to fill the disk.
+    /// Records a refused request of a stranger. Each refusal is counted, but at most one a second is written, with the
+    /// number of refusals since the last one, because strangers must not be able to fill the disk.
     pub fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
-        self.metrics.denied(why);
-        let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
-        denials.unwritten += 1;
-        if denials.written.is_some_and(|at| at.elapsed() < DENIALS_PAUSE) {
-            return;
-        }
-        let count = denials.unwritten;
-        *denials = DenialLog { unwritten: 0, written: Some(Instant::now()) };
-        drop(denials);
+        self.metrics.denied(why, None);
+        let count = self.denials.lock().unwrap_or_else(PoisonError::into_inner).count(DENIALS_PAUSE);
+        let Some(count) = count else { return };
         lines::log_refused(peer, message, count);
+        self.record_denial(JournalEntry { count: Some(count), ..denial(why, peer) });
+    }
+
+    /// Records a refused request of a tenant that makes too many. Each refusal is counted, but at most one of each tenant
+    /// is written in an interval, with the number of refusals since the last one.
+    pub fn throttled(&self, why: DenialReason, tenant: &str, message: &str, peer: SocketAddr) {
+        self.metrics.denied(why, Some(tenant));
+        let mut throttled = self.throttled.lock().unwrap_or_else(PoisonError::into_inner);
+        if throttled.len() >= MOST_THROTTLED && !throttled.contains_key(tenant) {
+            throttled.retain(|_, log| !log.is_due(THROTTLED_PAUSE));
+        }
+        // If very many tenants are throttled at once, the further ones share a line.
+        let name = if throttled.len() < MOST_THROTTLED || throttled.contains_key(tenant) { tenant } else { "" };
+        let count = throttled.entry(name.to_owned()).or_default().count(THROTTLED_PAUSE);
+        drop(throttled);
+        let Some(count) = count else { return };
+        lines::log_throttled(tenant, message, count);
+        let tenant = Some(tenant.to_owned());
+        self.record_denial(JournalEntry { tenant, count: Some(count), ..denial(why, peer) });
+    }
+
+    fn record_denial(&self, entry: JournalEntry) {
         if let Some(journal) = &self.journal {
-            let (count, outcome) = (Some(count), Some(why.name().into()));
-            journal.record(JournalEntry { count, outcome, peer: Some(peer), ..JournalEntry::event("denied") });
+            journal.record(entry);
         }
     }
 }
@@ -159,12 +260,43 @@ fn head(key: &str) -> String {
     format!("{}…", key.chars().take(12).collect::<String>())
 }
 
+/// Maximum number of characters of an attribute whose value comes from a client.
+const LONGEST_ATTRIBUTE: usize = 64;
+
 const DENIALS_PAUSE: Duration = Duration::from_secs(1);
+
+/// Minimum time between two lines about the same throttled tenant.
+const THROTTLED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Maximum number of throttled tenants that are told apart.
+const MOST_THROTTLED: usize = 1000;
 
 #[derive(Default)]
 struct DenialLog {
     unwritten: u64,
     written: Option<Instant>,
+}
+
+impl DenialLog {
+    fn is_due(&self, pause: Duration) -> bool {
+        self.written.is_none_or(|at| at.elapsed() >= pause)
+    }
+
+    /// Counts a refusal. Returns the number of refusals to write, or `None` if the last ones were written a short time
+    /// ago.
+    fn count(&mut self, pause: Duration) -> Option<u64> {
+        self.unwritten += 1;
+        if !self.is_due(pause) {
+            return None;
+        }
+        let count = self.unwritten;
+        *self = Self { unwritten: 0, written: Some(Instant::now()) };
+        Some(count)
+    }
+}
+
+fn denial(why: DenialReason, peer: SocketAddr) -> JournalEntry {
+    JournalEntry { outcome: Some(why.name().into()), peer: Some(peer), ..JournalEntry::event("denied") }
 }
 
 const CONVERSATION: &str = "conversation";
@@ -193,6 +325,7 @@ fn short(tool: &str) -> &str {
 pub struct ObservedCall {
     dialect: &'static str,
     in_progress: InProgress,
+    span: Option<RequestSpan>,
 }
 
 /// The facts of an outcome that are needed after it has been rendered.
@@ -243,6 +376,8 @@ pub struct Ended<'a> {
     pub input: &'a RenderInput<'a>,
     pub origin: &'a Origin,
     pub facts: Facts,
+    /// The context that the engine found for the call.
+    pub found: Option<&'a str>,
     /// The reply; `None` for a call that became a task.
     pub reply: Option<&'a Reply>,
     pub refused: bool,
@@ -250,6 +385,16 @@ pub struct Ended<'a> {
 }
 
 impl ObservedCall {
+    /// Returns the recorder of the call's stages.
+    pub fn stages(&self) -> Stages {
+        self.span.as_ref().map(RequestSpan::stages).unwrap_or_default()
+    }
+
+    /// Returns the trace of the call, for its log lines.
+    pub fn trace(&self) -> LogTrace {
+        LogTrace::of(self.span.as_ref())
+    }
+
     pub fn end(self, observer: &Observer, ended: Ended<'_>) {
         let code = ended.reply.and_then(error_code);
         let how = match (&code, ended.cancelled, ended.refused) {
@@ -259,6 +404,9 @@ impl ObservedCall {
             (None, ..) => CallEnd::Ok,
         };
         let took = self.in_progress.end(how);
+        if let Some(span) = self.span {
+            span.end(request_error(how, ended.reply));
+        }
         self::log(self.dialect, took, &ended, code.as_deref());
         let Some(journal) = &observer.journal else { return };
         let outcome = if ended.cancelled { "cancelled".into() } else { code.unwrap_or_else(|| "ok".into()) };
@@ -266,8 +414,8 @@ impl ObservedCall {
             tenant: Some(ended.tenant.to_owned()),
             dialect: Some(self.dialect),
             tool: Some(ended.input.tool.to_owned()),
-            context: ended.facts.context,
-            run: ended.facts.run,
+            context: ended.facts.context.or_else(|| ended.found.map(str::to_owned)).or_else(|| named(ended.input.args)),
+            run: ended.facts.run.or_else(|| text_of(ended.input.args, &RUN_ARGUMENTS)),
             did: did(ended.input),
             sizes: sizes(ended.input.args),
             outcome: Some(outcome),
@@ -301,6 +449,19 @@ fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
     }
 }
 
+/// Arguments of the dialects that name a context or a conversation, and a background run.
+const CONTEXT_ARGUMENTS: [&str; 5] = ["context", "context_id", "sandbox_id", "session_id", "conversationId"];
+const RUN_ARGUMENTS: [&str; 1] = ["run"];
+
+/// Returns the context that the arguments name, for a call that ended before the engine looked for it.
+fn named(args: &Args) -> Option<String> {
+    text_of(args, &CONTEXT_ARGUMENTS)
+}
+
+fn text_of(args: &Args, names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| args.get(*name)?.as_str()).map(str::to_owned)
+}
+
 /// Describes the use of a browser tool: the action, and the site of an address. It never contains typed text or
 /// anything of a page.
 fn did(input: &RenderInput<'_>) -> Option<String> {
@@ -312,6 +473,15 @@ fn did(input: &RenderInput<'_>) -> Option<String> {
         (Some(action), Some(site)) => Some(format!("{action} {site}")),
         (None, Some(site)) => Some(site),
         (action, None) => action.map(str::to_owned),
+    }
+}
+
+fn request_error(how: CallEnd, reply: Option<&Reply>) -> Option<RequestError> {
+    match (how, reply) {
+        (CallEnd::Cancelled, _) => Some(RequestError::Cancelled),
+        (_, Some(Reply::Error { code, .. })) => Some(RequestError::Protocol(*code)),
+        (_, Some(Reply::Answer(answer))) if answer.is_error => Some(RequestError::Tool),
+        _ => None,
     }
 }
 
@@ -390,5 +560,19 @@ mod tests {
         assert_eq!(log, "[HTTP] Refused 192.0.2.7:4242: who is it?\n");
         let later = logged(LogFormat::Human, || lines::log_refused(peer, "who is it?", 99));
         assert_eq!(later, "[HTTP] Refused 99 requests, the last of 192.0.2.7:4242: who is it?\n");
+    }
+
+    #[test]
+    fn a_throttled_tenant_is_one_line_and_does_not_hide_another() {
+        let observer = Observer::default();
+        let peer = "192.0.2.7:4242".parse().unwrap();
+        let log = logged(LogFormat::Human, || {
+            for tenant in ["blue", "green", "blue", "blue"] {
+                observer.throttled(DenialReason::Rate, tenant, "too fast", peer);
+            }
+        });
+        let line = |tenant| format!("[HTTP] Throttled tenant {tenant}: 1 request refused: too fast");
+        assert_eq!(log.lines().count(), 2, "{log}");
+        assert!(log.contains(&line("blue")) && log.contains(&line("green")), "{log}");
     }
 }

@@ -1,6 +1,7 @@
 //! For tests only: back ends that isolate nothing, and clients of the built programs.
 
 pub mod client;
+pub mod collector;
 pub mod fake;
 pub mod host;
 pub mod http;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use proto::Stream;
 use tokio_util::sync::CancellationToken;
 
+use super::stage::{FoundContext, Stages};
 use crate::memory::Hold;
 
 /// Describes one request: its tenant, the rules that apply, and how to reach the client while the work goes on. The
@@ -21,6 +22,9 @@ pub struct Call {
     pub events: EventSink,
     /// Memory that the call occupies in this process.
     pub memory: Hold,
+    /// Recorder of the stages of the call, if the caller wants to know how long they take.
+    pub stages: Stages,
+    pub found: FoundContext,
 }
 
 /// A dialect's part of the engine. A context is visible only in the realm in which it was created. Each realm has

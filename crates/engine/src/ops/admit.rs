@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{OpContext, ResolvedContext};
 use crate::context::{CellTurn, Occupied};
 use crate::keyed::Turn;
-use crate::op::{Call, EngineError, Event, Waiting};
+use crate::op::{Call, EngineError, Event, Stage, Waiting};
 
 /// Time after which a call informs its client that it waits.
 const INFORM_AFTER: Duration = Duration::from_secs(1);
@@ -171,6 +171,7 @@ impl OpContext {
         why: impl Fn() -> Waiting,
         work: impl Future<Output = T>,
     ) -> Result<T, EngineError> {
+        let _stage = self.stages.begin(Stage::Queue);
         let mut work = pin!(work);
         let mut inform = pin!(tokio::time::sleep(INFORM_AFTER));
         let mut has_informed = false;

@@ -54,6 +54,7 @@ impl OpContext {
         wait: Duration,
     ) -> Result<Outcome, EngineError> {
         let run = self.tenancy.tenant.background.find(call.realm, run)?;
+        self.found.set(&run.context_id);
         let cursor = cursor.unwrap_or(0);
         let end = tokio::time::timeout(wait.min(LONGEST_WAIT), run.ended());
         let _ = self.unless_over(call, end).await?;
@@ -66,6 +67,7 @@ impl OpContext {
 
     pub(super) fn cancel_run(&self, run: &str) -> Result<Outcome, EngineError> {
         let run = self.tenancy.tenant.background.find(self.tenancy.config().realm, run)?;
+        self.found.set(&run.context_id);
         let was_running = !run.has_ended();
         run.cancel.cancel();
         run.mark_seen();

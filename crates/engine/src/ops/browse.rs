@@ -16,7 +16,7 @@ use crate::browser::bounded::bounded;
 use crate::config::BrowserCommand;
 use crate::context::{BrowserUse, Context, ContextLease};
 use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
-use crate::op::{Browse, Browsed, Call, EngineError, LimitKind, Network, NoticeKind, Outcome, Waiting};
+use crate::op::{Browse, Browsed, Call, EngineError, LimitKind, Network, NoticeKind, Outcome, Stage, Waiting};
 use crate::registry::{LiveSandbox, one_line};
 use crate::sandbox_egress::sentences;
 
@@ -150,8 +150,10 @@ impl BrowseAttempt<'_> {
         let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms, changes: *changes };
         let (inner, guest) = (&self.ops.inner, &sandbox.guest);
         let bounded = BoundedCall { inner, call: self.call, guest, timeout: *timeout, backstop: BACKSTOP };
-        let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual));
+        let stage = self.call.stages.begin(Stage::Browser);
+        let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual, &stage));
         let ending = bounded.run(&request, &mut BrowseSink).await;
+        drop(stage);
         let (duration, (denials, more)) = (begun.elapsed(), egress.denials());
         let mut answered = self.conclude(ending, &sandbox).await?;
         let online = sandbox.has_egress();
@@ -266,7 +268,7 @@ impl BrowseAttempt<'_> {
     }
 
     fn report_death(&self, why: &str) {
-        let OpContext { inner, tenancy } = self.ops;
+        let OpContext { inner, tenancy, .. } = self.ops;
         inner.notify_with(tenancy, &self.context.id, NoticeKind::BrowserDied, why);
     }
 }

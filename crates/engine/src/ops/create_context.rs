@@ -37,6 +37,7 @@ impl OpContext {
         if self.tenancy.config().unique_names
             && let Ok(taken) = self.tenancy.find(&ContextSelector::Named(new.name.clone()), None)
         {
+            self.found.set(&taken.id);
             return Err(EngineError::NameTaken { name: new.name, id: taken.id.clone() });
         }
         let browser = new.browser && self.browser_command().is_ok();
@@ -89,6 +90,7 @@ impl OpContext {
             let _ = sandbox.destroy("its id is taken").await;
             return Err(taken);
         };
+        self.found.set(&context.id);
         self.inner.notify(&self.tenancy, &context.id, NoticeKind::Created);
         if let Some(removed) = removed {
             self.inner.dismiss(&self.tenancy, removed, NoticeKind::Stopped);

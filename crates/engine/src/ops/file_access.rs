@@ -56,7 +56,7 @@ impl OpContext {
     pub(super) fn check_exists(&self, call: &Call, owner: &FileOwner) -> Result<(), EngineError> {
         match owner {
             FileOwner::Context(target, _) if target.make.is_none() => {
-                self.tenancy.find(&target.which, call.connection.as_deref()).map(drop)
+                self.find(&target.which, call.connection.as_deref()).map(drop)
             }
             _ => Ok(()),
         }

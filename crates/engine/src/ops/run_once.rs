@@ -16,7 +16,7 @@ use crate::keyed::Turn;
 use crate::links::conversation_key;
 use crate::op::{
     Call, ContextInfo, EngineError, Environment, FileListing, Network, NoticeKind, Outcome, Ran, RunOnce, RunOutcome,
-    Waiting,
+    Stage, Waiting,
 };
 use crate::provision::Shape;
 use crate::registry::{LiveSandbox, SandboxFailure};
@@ -47,8 +47,10 @@ impl OpContext {
         let permits = self.permits(call, Some(self.inner.config.queue_wait), &never).await?;
         let continues = self.inner.conversations.record_run(&conversation.key);
         let spec = self.kernel_of(&conversation.key, language)?;
+        let stage = self.stages.begin(Stage::Create);
         let creating = self.inner.sandbox_for_code(&mut conversation.turn, &conversation.shape, spec.clone());
         let (sandbox, kernel) = creating.await.map_err(no_sandbox)?;
+        drop(stage);
         let run = OneShotRun { ops: self, call, sandbox: &sandbox, kernel, info };
         let result = run.run(&code, &env).await;
         drop(permits);
@@ -91,6 +93,7 @@ impl OpContext {
             let why = format!("a conversation's id has 1 to {MAX_CONVERSATION} bytes");
             return Err(EngineError::CreateFailed(why));
         }
+        self.found.set(conversation);
         let key = conversation_key(&self.inner.config.file_secret, &call.tenant, conversation);
         let conversations = &self.inner.conversations;
         conversations.register(&key, &self.tenancy, conversation)?;

@@ -8,6 +8,7 @@ use crate::tenancy::Removed;
 impl OpContext {
     pub(super) async fn stop_context(&self, call: &Call, which: &ContextSelector) -> Result<Outcome, EngineError> {
         let removed = self.tenancy.remove(which, call.connection.as_deref())?;
+        self.found.set(&removed.context.id);
         let (context_id, config) = (removed.context.id.clone(), self.tenancy.config());
         let (mut ended_runs, mut ended_calls) = (Vec::new(), 0);
         let ends_runs = config.stop_ends_runs;

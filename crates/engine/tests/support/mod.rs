@@ -59,6 +59,8 @@ pub fn call_of(tenant: &Tenant) -> Call {
         cancel: CancellationToken::new(),
         events: EventSink::default(),
         memory: Default::default(),
+        stages: Default::default(),
+        found: Default::default(),
     }
 }
 

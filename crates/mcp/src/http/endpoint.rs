@@ -190,8 +190,9 @@ impl Server {
         };
         tracing::Span::current().record("tenant", &caller.tenant.0);
         let Some(share) = self.shares.take(&caller.tenant) else {
-            let refusal = busy("too many requests of yours are under way; retry when some have ended");
-            return self.bodies.unread(body, refusal).await;
+            let why = "too many requests of yours are under way; retry when some have ended";
+            self.app.authenticator.throttled(&caller.tenant, connection.peer, why);
+            return self.bodies.unread(body, busy(why)).await;
         };
         let share = Arc::new(share);
         connection.set_share(share.clone());
@@ -244,7 +245,7 @@ impl Server {
         connection.busy();
         // While it is parsed, the request is in memory twice: as bytes and as a message.
         if let Err(full) = info.hold.add(bytes.len()) {
-            return over(full);
+            return self.over(&info, full);
         }
         // Large messages have a separate queue, so that messages read on this thread do not wait for one read on
         // another.
@@ -264,7 +265,7 @@ impl Server {
         let (read, turn) = if is_large {
             match read_on_thread(bytes, batches, info.hold.clone(), turn).await {
                 Ok(read) => (read, self.turns.take(&info.caller.tenant).await),
-                Err(full) => return over(full),
+                Err(full) => return self.over(&info, full),
             }
         } else {
             (message::read(&bytes, batches), turn)
@@ -284,12 +285,20 @@ impl Server {
         }
     }
 
+    /// Refuses a request for which there is no memory, and reports a tenant that has used up its share.
+    fn over(&self, info: &RequestInfo<'_>, full: Full) -> Response<Body> {
+        if matches!(full, Full::Tenant(_)) {
+            self.app.authenticator.throttled(&info.caller.tenant, info.peer, &full.to_string());
+        }
+        over(full)
+    }
+
     async fn one(&self, posted: PostedRequest<'_>, message: Message) -> Response<Body> {
         let PostedRequest { info, form, session } = posted;
         let (id, request) = match message {
             Message::Request { id, request, weight } => match info.hold.set(memory_of(weight)) {
                 Ok(()) => (id, *request),
-                Err(full) => return over(full),
+                Err(full) => return self.over(&info, full),
             },
             Message::Answer { id, message, .. } => return answered(session, &id, *message).await,
             Message::Cancelled { id, .. } => {

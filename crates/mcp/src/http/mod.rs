@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use engine::{Hold, Memory};
+use engine::{Hold, Memory, Tenant};
 use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, header};
@@ -133,6 +133,9 @@ impl Default for HttpOptions {
 pub trait Authenticator: Send + Sync + 'static {
     /// Returns the caller; the transport sets the caller's connection later.
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied>;
+
+    /// Learns that a request of this tenant was refused because the tenant uses too much at the moment.
+    fn throttled(&self, _tenant: &Tenant, _peer: SocketAddr, _why: &str) {}
 }
 
 /// The answer to a caller that was not admitted.

@@ -1,11 +1,17 @@
 //! Converts the settings to the configuration with which [`Auth`](super::Auth) is opened.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{AuthConfig, AuthError, JwtConfig, KeySource, Quotas, Secret};
 use crate::config::{self, Config};
 
 impl AuthConfig {
+    /// Returns who may read the metrics, if they have a token of their own.
+    pub(crate) fn of_metrics(config: &Config) -> Result<Option<Self>, AuthError> {
+        let token = token("metrics", &config.metrics.token, &config.metrics.token_file)?;
+        Ok(token.map(|token| Self { token: Some(token), ..Self::default() }))
+    }
+
     /// Converts the settings. If the token is in a file, this reads it.
     pub(crate) fn of(config: &Config) -> Result<Self, AuthError> {
         let quota = &config.quota;
@@ -19,7 +25,7 @@ impl AuthConfig {
         };
         let (auth, public_url) = (&config.auth, config.serve.public_url.clone());
         Ok(Self {
-            token: token(auth)?,
+            token: token("auth", &auth.token, &auth.token_file)?,
             tenants: auth.tenants.clone(),
             policies: config.network.policies.clone(),
             jwt: jwt(auth)?,
@@ -30,19 +36,19 @@ impl AuthConfig {
     }
 }
 
-fn token(auth: &config::Auth) -> Result<Option<Secret>, AuthError> {
-    let wrong = |setting: &str, why: String| AuthError::Setting(format!("`{setting}`: {why}"));
-    match (&auth.token, &auth.token_file) {
+/// Returns the token that is set by `<table>.token` or in the file of `<table>.token_file`.
+fn token(table: &str, token: &Option<config::Secret>, file: &Option<PathBuf>) -> Result<Option<Secret>, AuthError> {
+    let wrong = |setting: &str, why: String| AuthError::Setting(format!("`{table}.{setting}`: {why}"));
+    match (token, file) {
         (None, None) => Ok(None),
-        (Some(token), None) => Secret::parse(&token.0).map(Some).map_err(|why| wrong("auth.token", why)),
+        (Some(token), None) => Secret::parse(&token.0).map(Some).map_err(|why| wrong("token", why)),
         (None, Some(path)) => {
-            let text =
-                first_line(path).map_err(|error| wrong("auth.token_file", format!("cannot read it: {error}")))?;
-            Secret::parse(&text).map(Some).map_err(|why| wrong("auth.token_file", why))
+            let text = first_line(path).map_err(|error| wrong("token_file", format!("cannot read it: {error}")))?;
+            Secret::parse(&text).map(Some).map_err(|why| wrong("token_file", why))
         }
-        (Some(_), Some(_)) => {
-            Err(AuthError::Setting("`auth.token` and `auth.token_file` are both set; set only one of them".into()))
-        }
+        (Some(_), Some(_)) => Err(AuthError::Setting(format!(
+            "`{table}.token` and `{table}.token_file` are both set; set only one of them"
+        ))),
     }
 }
 

@@ -15,7 +15,8 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, P
 use jsonwebtoken::{Algorithm, DecodingKey};
 use serde::Deserialize;
 use serde_json::Value;
-use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+
+use crate::outgoing;
 
 /// Maximum size of a key set; the sets of real providers are a few kilobytes.
 const MOST_BYTES: u64 = 256 << 10;
@@ -195,23 +196,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// Fetches the set with one request, without redirects or proxies and with a short timeout. It trusts the machine's
 /// certificates.
 fn fetch(url: &str) -> Result<Vec<u8>, String> {
-    let certificates = rustls_native_certs::load_native_certs();
-    let roots: Vec<_> = certificates.certs.iter().map(|cert| Certificate::from_der(cert.as_ref()).to_owned()).collect();
-    if roots.is_empty() && url.starts_with("https:") {
-        return Err("this machine has no certificates of authorities; install the package `ca-certificates`".into());
-    }
-    let tls = TlsConfig::builder()
-        .provider(TlsProvider::Rustls)
-        .root_certs(RootCerts::new_with_certs(&roots))
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .build();
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .tls_config(tls)
-        .proxy(None)
-        .max_redirects(0)
-        .timeout_global(Some(FETCH_TIME))
-        .build()
-        .into();
+    let agent = outgoing::agent([url], FETCH_TIME)?;
     let mut answer = agent.get(url).header("accept", "application/json").call().map_err(|error| error.to_string())?;
     if answer.status() != http::StatusCode::OK {
         return Err(format!("the answer is {}", answer.status()));

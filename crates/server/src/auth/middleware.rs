@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use engine::op::Tenant;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -26,15 +27,21 @@ pub(crate) struct Watched {
 impl Authenticator for Watched {
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
         let caller = self.auth.admit(parts).map_err(|denied| {
-            let why = match denied {
-                super::Denied::Unknown { .. } => DenialReason::Auth,
-                super::Denied::TooFast { .. } => DenialReason::Rate,
-            };
-            self.observer.denied(why, &denied.message(), peer);
+            let message = denied.message();
+            match &denied {
+                super::Denied::Unknown { .. } => self.observer.denied(DenialReason::Auth, &message, peer),
+                super::Denied::TooFast { tenant, .. } => {
+                    self.observer.throttled(DenialReason::Rate, &tenant.0, &message, peer);
+                }
+            }
             Denied::from(denied)
         })?;
         let show_host_paths = caller.quotas.show_host_paths;
         Ok(Caller { tenant: caller.tenant, connection: None, show_host_paths })
+    }
+
+    fn throttled(&self, tenant: &Tenant, peer: SocketAddr, why: &str) {
+        self.observer.throttled(DenialReason::Quota, &tenant.0, why, peer);
     }
 }
 

@@ -85,7 +85,7 @@ pub(crate) enum Denied {
     /// Status 401: the caller could not be identified.
     Unknown { challenge: String, message: &'static str },
     /// Status 429: the tenant makes too many calls. The next one may succeed after `retry_after`.
-    TooFast { retry_after: Duration, per_second: f64 },
+    TooFast { tenant: Tenant, retry_after: Duration, per_second: f64 },
 }
 
 impl Denied {
@@ -181,7 +181,8 @@ impl Auth {
     fn charge(&self, caller: &Caller) -> Result<(), Denied> {
         let Some(per_second) = caller.quotas.calls_per_second else { return Ok(()) };
         let taken = self.buckets.take(&caller.tenant.0, per_second, Instant::now());
-        taken.map_err(|retry_after| Denied::TooFast { retry_after, per_second })
+        let tenant = || caller.tenant.clone();
+        taken.map_err(|retry_after| Denied::TooFast { tenant: tenant(), retry_after, per_second })
     }
 
     /// Returns the RFC 9728 document at `/.well-known/oauth-protected-resource<path>`, or `None` if there is none for
@@ -410,7 +411,8 @@ mod tests {
 
     #[test]
     fn over_calls_per_second_is_429_with_a_time_to_wait() {
-        let denied = Denied::TooFast { retry_after: Duration::from_millis(1200), per_second: 2.5 };
+        let (tenant, retry_after) = (Tenant::local(), Duration::from_millis(1200));
+        let denied = Denied::TooFast { tenant, retry_after, per_second: 2.5 };
         assert_eq!(denied.status(), 429);
         assert_eq!(denied.header(), (http::header::RETRY_AFTER, "2".into()));
         assert_eq!(

@@ -7,6 +7,7 @@ mod file_secret;
 mod flags;
 mod journal;
 mod network;
+mod otel;
 mod output;
 mod prepare;
 mod run;
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use runtimes::HostEnvironment;
 use telemetry::logging::{self, LogFormat};
+use telemetry::otel::Otel;
 use tokio::runtime::Builder;
 
 use self::flags::Flags;
@@ -60,6 +62,8 @@ enum Command {
 struct CommandEnv {
     config: Config,
     environment: HostEnvironment,
+    /// The export to OpenTelemetry, for commands that serve.
+    otel: Option<Otel>,
 }
 
 /// The failure of a command, which is shown as one line on stderr.
@@ -102,17 +106,22 @@ fn dispatch(cli: Cli) -> CommandResult {
     let environment = Environment::of_process();
     let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
     let config = Config::load(&sources)?;
-    let default_filter = if matches!(cli.command, Command::Stdio(_) | Command::Serve(_)) { "info" } else { "warn" };
+    let serves = matches!(cli.command, Command::Stdio(_) | Command::Serve(_));
+    let default_filter = if serves { "info" } else { "warn" };
     let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Human };
-    logging::start(config.log.as_deref().unwrap_or(default_filter), format, colour)?;
+    let otel = config.telemetry.export.clone().filter(|_| serves).map(Otel::new);
+    logging::start(config.log.as_deref().unwrap_or(default_filter), format, colour, otel.as_ref())?;
     for (name, nearest) in Environment::misspelt() {
         tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
+    }
+    for warning in config.telemetry.warnings.iter().filter(|_| serves) {
+        tracing::warn!("{warning}");
     }
     let mounts = config.mounts.iter().map(|mount| &mount.volume);
     let shared = mounts.chain(&config.dialects.microsandbox.volumes);
     let environment = sources.environment.for_runtimes(shared);
-    let context = CommandEnv { config, environment };
+    let context = CommandEnv { config, environment, otel };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
         Command::Serve(args) => serve::main(args, context),

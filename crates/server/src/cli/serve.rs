@@ -21,16 +21,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use telemetry::journal::{Journal, JournalConfig, JournalEntry};
 use telemetry::logging::lines;
-use telemetry::metrics::{self, Gauges};
+use telemetry::metrics::{self, Gauges, Metrics};
 use telemetry::observe::Observer;
+use telemetry::otel::Otel;
 use text::unix_now;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use super::file_secret::file_secret;
+use super::otel;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
+use super::stdio::NoService;
 use super::wiring::{self, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on};
 use crate::auth::{self, Auth, AuthConfig};
@@ -46,20 +49,27 @@ pub(crate) struct Args {}
 
 pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
     let auth = Auth::open(AuthConfig::of(&context.config)?)?;
+    let readers = AuthConfig::of_metrics(&context.config)?.map(Auth::open).transpose()?;
     check_mounts(&context.config, &auth)?;
     let native = Native::launch(&context.config, TransportKind::Http)?;
     sandbox::native::return_large_blocks();
-    block_on(serve(context, Arc::new(auth), native))
+    block_on(serve(context, Arc::new(auth), readers.map(Arc::new), native))
 }
 
-async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandResult {
+/// Serves until it is told to stop. `readers` are those who may read the metrics, if they have a token of their own.
+async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>, native: Native) -> CommandResult {
     let signals = Signals::listen()?;
     let config = &context.config;
     auth.start();
     let http_options = http_options(config, &auth);
     http_options.check().map_err(Failed)?;
     let max_connections = connection_limit(config.serve.max_connections);
-    let (listener, address) = listen(config, &auth).await?;
+    let allowed = |address| auth::bind_allowed(address, auth.is_required(), config.auth.none);
+    let (listener, address) = listen(&config.serve.listen, allowed).await?;
+    let for_metrics = match &config.metrics.listen {
+        Some(wanted) => Some(listen(wanted, |address| metrics_allowed(address, readers.is_some())).await?),
+        None => None,
+    };
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;
     let back_end = json!({ "name": backend.name(), "level": wiring::level(&isolation) });
@@ -68,14 +78,18 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     let base = public_url(config, address);
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
-    let observer = Arc::new(observer(config, &engine)?);
+    otel::start(&context)?;
+    let observer = Arc::new(observer(config, &engine)?.with_otel(context.otel.clone()));
     let no_more_notices = CancellationToken::new();
     let watching = tokio::spawn(watch(engine.clone(), observer.clone(), no_more_notices.clone()));
 
     let (links, signer) = wiring::links(config, base.clone(), &secret);
     let counters = Counters::default();
-    let server = Server { engine: engine.clone(), observer: observer.clone(), counters, back_end, started: unix_now() };
-    let authenticator = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
+    let otel = context.otel.clone();
+    let server =
+        Server { engine: engine.clone(), observer: observer.clone(), counters, back_end, otel, started: unix_now() };
+    let watched = |auth: Arc<Auth>| Arc::new(auth::Watched { auth, observer: observer.clone() });
+    let (authenticator, readers) = (watched(auth.clone()), readers.map(watched));
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
         // One tenant gets at most a quarter of the connections, so that only four greedy tenants together can keep
@@ -86,12 +100,25 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
         authenticator: authenticator.clone(),
         endpoints: server.endpoints(config, lang, &links),
         default: config.dialect.clone(),
-        routes: server.routes(auth.clone(), authenticator, signer),
+        routes: match &for_metrics {
+            Some(_) => server.routes(auth.clone(), signer),
+            None => {
+                let readers: Arc<dyn Authenticator> = readers.clone().unwrap_or(authenticator);
+                server.routes(auth.clone(), signer).merge(server.metrics_route(Some(readers)))
+            }
+        },
     };
 
     let stop = signals.first.child_token();
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer.clone()));
     welcome(config, &auth, address, &base);
+    let reading = for_metrics.map(|(listener, address)| {
+        tracing::info!("metrics: http://{address}/metrics");
+        let open = readers.is_none();
+        let options = HttpOptions { open, grace: Duration::ZERO, ..self::http_options(config, &auth) };
+        tokio::spawn(server.clone().serve_metrics(listener, options, readers, stop.clone()))
+    });
+    tokio::spawn(server.clone().export_metrics(stop.clone()));
     let now = signals.second.clone();
     let grace = wiring::shutdown_grace(config);
     let stop_requested = tokio::spawn({
@@ -110,6 +137,9 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
         () = engine.shutdown(left) => {}
         () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
+    if let Some(reading) = reading {
+        let _ = reading.await;
+    }
     let prepared = preparing.await.map_err(Failed::from).and_then(|prepared| prepared);
     let prepared = useless_or(useless, prepared).await;
     no_more_notices.cancel();
@@ -118,6 +148,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
         journal.record(JournalEntry::event("server_stopped"));
         journal.close();
     }
+    otel::finish(&context);
     prepared.map(|()| ExitCode::SUCCESS)
 }
 
@@ -167,16 +198,24 @@ fn connection_limit(wanted: usize) -> usize {
 }
 
 /// Binds the listener if that is allowed. Without authentication a server must not be reachable from other machines.
-async fn listen(config: &Config, auth: &Auth) -> Result<(TcpListener, SocketAddr), Failed> {
-    let wanted = &config.serve.listen;
+async fn listen(
+    wanted: &str,
+    allowed: impl Fn(SocketAddr) -> Result<(), String>,
+) -> Result<(TcpListener, SocketAddr), Failed> {
     let failed = |error: std::io::Error| Failed(format!("cannot listen on `{wanted}`: {error}"));
     let addresses: Vec<SocketAddr> = tokio::net::lookup_host(wanted).await.map_err(failed)?.collect();
     for address in &addresses {
-        auth::bind_allowed(*address, auth.is_required(), config.auth.none).map_err(Failed)?;
+        allowed(*address).map_err(Failed)?;
     }
     let listener = TcpListener::bind(&addresses[..]).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
+}
+
+/// Returns an error if metrics must not be served on an address. Without a token they are for this machine only.
+fn metrics_allowed(address: SocketAddr, has_token: bool) -> Result<(), String> {
+    let why = format!("refusing to serve metrics on `{address}` without a token; set `metrics.token_file`");
+    auth::bind_allowed(address, has_token, false).map_err(|_| why)
 }
 
 /// Returns the base address under which clients fetch files.
@@ -202,7 +241,11 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
         journal.record(JournalEntry::event("server_started"));
     }
     let engine = engine.clone();
-    Ok(Observer::new(journal).with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
+    let owners = engine.clone();
+    Ok(Observer::new(journal)
+        .with_metrics(Metrics::with_tenants(config.metrics.tenants))
+        .with_link_owners(move |key| owners.context_of_link(key))
+        .with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
 }
 
 /// Passes the notices of the engine to the journal and the metrics. After `no_more` is cancelled it still handles the
@@ -296,6 +339,7 @@ struct Server {
     observer: Arc<Observer>,
     counters: Counters,
     back_end: Value,
+    otel: Option<Otel>,
     /// When the server started, in seconds since 1970.
     started: u64,
 }
@@ -346,12 +390,7 @@ impl Server {
         })
     }
 
-    fn routes(
-        &self,
-        auth: Arc<Auth>,
-        authenticator: Arc<dyn Authenticator>,
-        signer: Option<dialects::links::Signer>,
-    ) -> Router {
+    fn routes(&self, auth: Arc<Auth>, signer: Option<dialects::links::Signer>) -> Router {
         let (serving, receiving) = (self.observer.clone(), self.observer.clone());
         let settings = files::Settings {
             signer,
@@ -359,24 +398,70 @@ impl Server {
             on_received: Arc::new(move |received| receiving.file_received(received)),
             ..files::Settings::default()
         };
-        let (healthy, ready, server) = (self.engine.clone(), self.engine.clone(), self.clone());
+        self.health_routes().merge(auth::routes(auth)).merge(files::router(self.engine.clone(), settings))
+    }
+
+    fn health_routes(&self) -> Router {
+        let (healthy, ready) = (self.engine.clone(), self.engine.clone());
         Router::new()
             .route("/healthz", get(async move || health(healthy.is_up(), "ok\n", "no sandbox can be made\n")))
             .route("/readyz", get(async move || health(ready.is_ready(), "ready\n", "not ready\n")))
-            .route("/metrics", get(async move |request: Request| server.metrics(&*authenticator, request).await))
-            .merge(auth::routes(auth))
-            .merge(files::router(self.engine.clone(), settings))
     }
 
-    /// Serves the metrics. Like every endpoint that reveals something, it demands a token.
-    async fn metrics(&self, authenticator: &dyn Authenticator, request: Request) -> Response {
+    /// Returns the route of the metrics. Without `readers`, everybody who can connect may read them.
+    fn metrics_route(&self, readers: Option<Arc<dyn Authenticator>>) -> Router {
+        let server = self.clone();
+        let answer = async move |request: Request| server.metrics(readers.as_deref(), request).await;
+        Router::new().route("/metrics", get(answer))
+    }
+
+    /// Serves the metrics on a listener of their own, and nothing else but the health.
+    async fn serve_metrics(
+        self,
+        listener: TcpListener,
+        options: HttpOptions,
+        readers: Option<Arc<auth::Watched>>,
+        stop: CancellationToken,
+    ) {
+        let readers = readers.map(|readers| readers as Arc<dyn Authenticator>);
+        let app = App {
+            options,
+            counters: Counters::default(),
+            log: lines::log_http,
+            authenticator: Arc::new(NoService),
+            endpoints: BTreeMap::new(),
+            default: String::new(),
+            routes: self.health_routes().merge(self.metrics_route(readers)),
+        };
+        transport::serve(listener, app, stop.clone(), stop).await;
+    }
+
+    /// Hands the metrics over to the export, if there is one, at the interval that it wants, and at the end.
+    async fn export_metrics(self, stop: CancellationToken) {
+        let Some((otel, every)) = self.otel.as_ref().and_then(|otel| Some((otel, otel.metric_interval()?))) else {
+            return;
+        };
+        while stop.run_until_cancelled(tokio::time::sleep(every)).await.is_some() {
+            otel.export_metrics(&self.observer.metrics, &self.gauges().await);
+        }
+        otel.export_metrics(&self.observer.metrics, &self.gauges().await);
+    }
+
+    /// Answers with the metrics. Like every endpoint that reveals something, it demands a token, unless it has a
+    /// listener of its own.
+    async fn metrics(&self, readers: Option<&dyn Authenticator>, request: Request) -> Response {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
-        if let Err(denied) = authenticator.admit(&parts, peer) {
+        if let Some(Err(denied)) = readers.map(|readers| readers.admit(&parts, peer)) {
             return (denied.status, *denied.headers, denied.body.to_string()).into_response();
         }
+        let gauges = self.gauges().await;
+        ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
+    }
+
+    async fn gauges(&self) -> Gauges {
         let counts = self.engine.counts();
-        let gauges = Gauges {
+        Gauges {
             started: self.started,
             contexts: counts.contexts.values().sum(),
             ready: counts.ready,
@@ -389,8 +474,8 @@ impl Server {
             network_denials: counts.denials,
             traffic: counts.traffic,
             http: self.counters.totals(),
-        };
-        ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
+            otel_dropped: self.otel.as_ref().map(Otel::dropped),
+        }
     }
 }
 

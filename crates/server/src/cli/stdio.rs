@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::file_secret::file_secret;
+use super::otel;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
@@ -47,7 +48,8 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let mut engine_config = wiring::engine_config(config, TransportKind::Stdio, secret)?;
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
-    let observer = Arc::new(Observer::default());
+    otel::start(&context)?;
+    let observer = Arc::new(Observer::default().with_otel(context.otel.clone()));
 
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let dialect = wiring::dialect(config);
@@ -79,7 +81,9 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     }
     serving_files.abort();
     let prepared = preparing.await.map_err(Failed::from).and_then(|prepared| prepared);
-    useless_or(useless, prepared.and(served)).await.map(|()| ExitCode::SUCCESS)
+    let ended = useless_or(useless, prepared.and(served)).await.map(|()| ExitCode::SUCCESS);
+    otel::finish(&context);
+    ended
 }
 
 /// Serves the files behind the links in answers, and nothing else, to this machine while the process lives.
@@ -98,7 +102,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
 }
 
 /// The authenticator of a listener that has no endpoints.
-struct NoService;
+pub(super) struct NoService;
 
 impl Authenticator for NoService {
     fn admit(&self, _: &Parts, _: std::net::SocketAddr) -> Result<Caller, Denied> {

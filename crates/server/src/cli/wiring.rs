@@ -8,7 +8,7 @@ use std::time::Duration;
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
 use engine::config::PACKAGES;
-use engine::op::{Quota, SharedVolume};
+use engine::op::{FoundContext, Quota, SharedVolume, Stages};
 use engine::{
     Call, Engine, EngineConfig, EventSink, Hold, KeptConfig, Mount, Op, Realm, RealmConfig, Tenant, WORKSPACE,
 };
@@ -352,8 +352,16 @@ pub(crate) fn set_file_base(engine: &mut EngineConfig, base: &str) {
 
 /// Returns a call of the server itself on behalf of a tenant.
 pub(crate) fn call_of(tenant: Tenant, realm: Realm) -> Call {
-    let (events, memory) = (EventSink::default(), Hold::default());
-    Call { tenant, realm, connection: None, cancel: CancellationToken::new(), events, memory }
+    Call {
+        tenant,
+        realm,
+        connection: None,
+        cancel: CancellationToken::new(),
+        events: EventSink::default(),
+        memory: Hold::default(),
+        stages: Stages::default(),
+        found: FoundContext::default(),
+    }
 }
 
 /// Returns how links to files are written, and how their signatures are checked.

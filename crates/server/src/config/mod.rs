@@ -7,6 +7,7 @@
 pub mod environment;
 mod mounts;
 mod network;
+mod otel;
 mod resolve;
 pub mod settings;
 
@@ -19,6 +20,7 @@ pub(crate) use environment::Environment;
 use mounts::PrivateFiles;
 pub(crate) use mounts::{ALL_TENANTS, MountConfig};
 pub(crate) use network::{Network, Policies, SecretConfig, SecretSource};
+pub(crate) use otel::Telemetry;
 pub(crate) use resolve::{ConfigError, Effective, Sources};
 use runtimes::{BrowserChoice, NodeChoice, Preset, RuntimeConfig};
 use sandbox::Level;
@@ -49,6 +51,8 @@ pub(crate) struct Config {
     pub quota: QuotaConfig,
     pub files: FilesConfig,
     pub journal: Journal,
+    pub metrics: MetricsConfig,
+    pub telemetry: Telemetry,
     /// The same values untyped, for `sandpool config`.
     pub effective: Effective,
 }
@@ -113,6 +117,17 @@ pub(crate) struct Journal {
     pub enabled: bool,
     pub contents: bool,
     pub days: u32,
+}
+
+/// Settings of `[metrics]`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct MetricsConfig {
+    pub token: Option<Secret>,
+    pub token_file: Option<PathBuf>,
+    /// Host and port of a listener for the metrics alone.
+    pub listen: Option<String>,
+    /// Maximum number of tenants that are labels.
+    pub tenants: usize,
 }
 
 /// A value that is never printed.
@@ -249,6 +264,13 @@ impl Config {
                 contents: effective.get("journal.contents")?,
                 days: effective.get("journal.days")?,
             },
+            metrics: MetricsConfig {
+                token: effective.get("metrics.token")?,
+                token_file: effective.get("metrics.token_file")?,
+                listen: effective.get("metrics.listen")?,
+                tenants: effective.get("metrics.tenants")?,
+            },
+            telemetry: Telemetry::typed(&effective)?,
             effective,
         })
     }
@@ -258,7 +280,7 @@ impl Config {
 fn private_files(effective: &Effective, environment: &Environment) -> Result<PrivateFiles, ConfigError> {
     let network = Network::typed(effective)?;
     let mut secret = vec![("state_dir".to_owned(), effective.absolute("state_dir")?)];
-    for setting in ["auth.tenants", "auth.token_file"] {
+    for setting in ["auth.tenants", "auth.token_file", "metrics.token_file"] {
         let path: Option<PathBuf> = effective.get(setting)?;
         secret.extend(path.map(|path| (setting.to_owned(), path)));
     }

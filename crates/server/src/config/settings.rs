@@ -203,7 +203,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 77] = [
+const GENERAL: [Setting; 99] = [
     setting(
         "config",
         ConfigFile,
@@ -460,6 +460,78 @@ const GENERAL: [Setting; 77] = [
     setting("journal.enabled", Switch, Is("true"), "Write the journal of calls: tenant, tool, time, outcome (`serve` only)"),
     setting("journal.contents", Switch, Is("false"), "Write code and output into the journal, not only their sizes"),
     setting("journal.days", Whole(1, 3650), Is("30"), "Days for which the journal is kept"),
+    setting("metrics.token", Text, Unset, "Bearer token that reads `/metrics`; the tokens of tenants then do not")
+        .env(&["SANDPOOL_METRICS_TOKEN"])
+        .secret(),
+    setting("metrics.token_file", Text, Unset, "File whose first line is the bearer token that reads `/metrics`")
+        .env(&["SANDPOOL_METRICS_TOKEN_FILE"]),
+    setting(
+        "metrics.listen",
+        Text,
+        Unset,
+        "Address of a listener for `/metrics`, `/healthz` and `/readyz` alone; `/metrics` is then served only there, to everybody who has `metrics.token`, or without such a token to this machine",
+    )
+    .env(&["SANDPOOL_METRICS_LISTEN"]),
+    setting(
+        "metrics.tenants",
+        Whole(0, 10_000),
+        Is("0"),
+        "Most tenants that are named in the label `tenant` of metrics; further ones are `(others)`; 0: there is no such label",
+    ),
+    setting("otel.disabled", Switch, Is("false"), "Export nothing, whatever the other settings of `otel` say")
+        .env(&["OTEL_SDK_DISABLED"]),
+    setting(
+        "otel.endpoint",
+        Text,
+        Unset,
+        "Address of an OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`; traces, metrics and logs go to `/v1/traces`, `/v1/metrics` and `/v1/logs` below it",
+    )
+    .env(&["OTEL_EXPORTER_OTLP_ENDPOINT"]),
+    setting("otel.traces_endpoint", Text, Unset, "Whole address for traces, in place of the one below `otel.endpoint`")
+        .env(&["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]),
+    setting("otel.metrics_endpoint", Text, Unset, "Whole address for metrics, in place of the one below `otel.endpoint`")
+        .env(&["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"]),
+    setting("otel.logs_endpoint", Text, Unset, "Whole address for logs, in place of the one below `otel.endpoint`")
+        .env(&["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"]),
+    setting("otel.traces", Text, Is("\"otlp\""), "`otlp`, or `none` to export no traces").env(&["OTEL_TRACES_EXPORTER"]),
+    setting("otel.metrics", Text, Is("\"otlp\""), "`otlp`, or `none` to export no metrics").env(&["OTEL_METRICS_EXPORTER"]),
+    setting("otel.logs", Text, Is("\"otlp\""), "`otlp`, or `none` to export no logs").env(&["OTEL_LOGS_EXPORTER"]),
+    setting("otel.protocol", Text, Is("\"http/protobuf\""), "Encoding of what is exported: `http/protobuf` or `http/json`")
+        .env(&["OTEL_EXPORTER_OTLP_PROTOCOL"]),
+    setting("otel.headers", Text, Unset, "Headers of requests to the collector, as `name=value,…` with percent-encoded values")
+        .env(&["OTEL_EXPORTER_OTLP_HEADERS"])
+        .secret(),
+    setting("otel.timeout_ms", Whole(1, 600_000), Is("10000"), "Longest time of a request to the collector, in milliseconds")
+        .env(&["OTEL_EXPORTER_OTLP_TIMEOUT"]),
+    setting("otel.service_name", Text, Computed("`sandpool`"), "Name of this server in what it exports")
+        .env(&["OTEL_SERVICE_NAME"]),
+    setting("otel.resource_attributes", Text, Unset, "Further attributes of this server, as `key=value,…` with percent-encoded values")
+        .env(&["OTEL_RESOURCE_ATTRIBUTES"]),
+    setting(
+        "otel.sampler",
+        Text,
+        Is("\"parentbased_always_on\""),
+        "Which traces are exported: `always_on`, `always_off`, `traceidratio`, or one of these after `parentbased_`, which lets the client decide where it sends a trace",
+    )
+    .env(&["OTEL_TRACES_SAMPLER"]),
+    setting("otel.sampler_arg", Text, Is("\"1.0\""), "Share of the traces for `traceidratio`, from 0 to 1")
+        .env(&["OTEL_TRACES_SAMPLER_ARG"]),
+    setting(
+        "otel.delay_ms",
+        Whole(1, 600_000),
+        Is("5000"),
+        "Time for which spans and log lines are collected and then sent together, in milliseconds",
+    )
+    .env(&["OTEL_BSP_SCHEDULE_DELAY"]),
+    setting(
+        "otel.queue",
+        Whole(1, 1_000_000),
+        Is("2048"),
+        "Most spans, and most log lines, that wait to be sent; further ones are dropped and counted",
+    )
+    .env(&["OTEL_BSP_MAX_QUEUE_SIZE"]),
+    setting("otel.metric_interval_ms", Whole(1, 86_400_000), Is("60000"), "Time between two exports of metrics, in milliseconds")
+        .env(&["OTEL_METRIC_EXPORT_INTERVAL"]),
     setting(
         "agentrun.default_context",
         Switch,

@@ -12,7 +12,7 @@ use dialects::{
     Answer, ArgError, Args, Block, Dialect, Fence, Hints, Lang, Links, Lowered, Options, RenderInput, Reply, ToolRow,
 };
 use engine::Hold;
-use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm};
+use engine::op::{Call, EngineError, EventSink, FoundContext, Op, Outcome, Realm, Stages};
 use mcp::{Caller, ExtraMembers, MAX_UNSOLICITED, Origin, Prepared, QueuedSignal, weight};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
@@ -25,7 +25,8 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
-use telemetry::observe::{Ended, Facts, Observer};
+use telemetry::observe::{Ended, Facts, ObservedCall, Observer, RequestFacts};
+use telemetry::otel::RemoteParent;
 use text::{shown, unix_now};
 
 mod progress;
@@ -123,22 +124,29 @@ impl Deref for McpServer {
 
 impl McpServer {
     /// Converts the arguments to an operation, executes it with progress notifications, and renders the outcome.
-    async fn call(&self, row: &'static ToolRow, mut args: Args, context: &McpContext) -> CallResult {
+    async fn call(
+        &self,
+        row: &'static ToolRow,
+        mut args: Args,
+        context: &McpContext,
+        observed: ObservedCall,
+    ) -> CallResult {
         let Surface { dialect, options, observer, .. } = &*self.surface;
         dialect.prepare(row, &mut args);
         let (caller, origin) = (&self.caller, origin(context));
-        let observed = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
         let (options, links) = (Options { show_host_paths, ..options.clone() }, self.links());
         let fence = fence();
         let input = RenderInput { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
         let tenant = caller.tenant.0.clone();
+        let (stages, found) = (observed.stages(), FoundContext::default());
         let end = |called: CallResult, facts, refused, cancelled| {
             let reply = match &called {
                 CallResult::Reply(reply) => Some(reply),
                 CallResult::Task(_) => None,
             };
-            let ended = Ended { tenant: &tenant, input: &input, origin: &origin, facts, reply, refused, cancelled };
+            let (input, origin, found) = (&input, &origin, found.get());
+            let ended = Ended { tenant: &tenant, input, origin, facts, found, reply, refused, cancelled };
             observed.end(observer, ended);
             called
         };
@@ -151,7 +159,7 @@ impl McpServer {
             }
         };
         let (events, reporter) = progress::start(context, dialect.waiting);
-        let call = self.engine_call(context, EventSink(events));
+        let call = Call { stages, found: found.clone(), ..self.engine_call(context, EventSink(events)) };
         observer.lowered(&call, &op);
         let result = tasks::execute(&*self.engine, &call, op, self.may_last(context), self.longest_run()).await;
         reporter.finish().await;
@@ -163,11 +171,38 @@ impl McpServer {
                 end(CallResult::Reply(row.render(&input, render, outcome)), facts, false, cancelled)
             }
             Err(error) => {
-                observer.failed(&error);
+                observer.failed(&tenant, &error);
                 let reply = (row.render_error)(&input, &error);
                 end(CallResult::Reply(reply), Facts::default(), false, cancelled)
             }
         }
+    }
+
+    /// Returns what is known of a request when it arrives.
+    fn facts<'a>(&'a self, context: &'a McpContext, origin: &'a Origin) -> RequestFacts<'a> {
+        let (tenant, dialect) = (self.caller.tenant.0.as_str(), self.surface.dialect.id);
+        let meta = &context.meta;
+        let parent = RemoteParent { traceparent: meta.get_traceparent(), tracestate: meta.get_tracestate() };
+        let revision = self.surface.observer.has_traces().then(|| context.protocol_version()).flatten();
+        let revision = revision.map(|version| version.as_str().to_owned());
+        RequestFacts { tenant, dialect, origin, parent, revision }
+    }
+
+    /// Answers a request that is not a tool call, and traces it if traces are exported.
+    async fn traced<T>(
+        &self,
+        method: &'static str,
+        context: &McpContext,
+        work: impl Future<Output = McpResult<T>>,
+    ) -> McpResult<T> {
+        let observer = &self.surface.observer;
+        let begin = || observer.request(method, &self.facts(context, &origin(context)));
+        let span = observer.has_traces().then(begin).flatten();
+        let result = work.await;
+        if let Some(span) = span {
+            span.answered(result.as_ref().err().map(|error| error.code.0));
+        }
+        result
     }
 
     /// Returns the settings for links that are written now.
@@ -178,7 +213,8 @@ impl McpServer {
     fn engine_call(&self, context: &McpContext, events: EventSink) -> Call {
         let Caller { tenant, connection, .. } = self.caller.clone();
         let (realm, cancel) = (Realm(self.surface.dialect.id), context.ct.clone());
-        Call { tenant, realm, connection, cancel, events, memory: self.memory.clone() }
+        let (memory, stages, found) = (self.memory.clone(), Stages::default(), FoundContext::default());
+        Call { tenant, realm, connection, cancel, events, memory, stages, found }
     }
 }
 
@@ -242,7 +278,8 @@ impl ServerHandler for McpServer {
         mut request: InitializeRequestParams,
         context: McpContext,
     ) -> McpResult<InitializeResult> {
-        let mut result = self.negotiate_initialize(&request)?;
+        let negotiated = async { self.negotiate_initialize(&request) };
+        let mut result = self.traced("initialize", &context, negotiated).await?;
         // Calls can become tasks only in a revision that has no `initialize`, so the extension is not offered here.
         if let Some(extensions) = &mut result.capabilities.extensions {
             extensions.remove(TASKS_EXTENSION_ID);
@@ -260,7 +297,7 @@ impl ServerHandler for McpServer {
     }
 
     async fn list_tools(&self, page: PageParams, context: McpContext) -> McpResult<ListToolsResult> {
-        only_page(page)?;
+        self.traced("tools/list", &context, async { only_page(page) }).await?;
         self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
         let Some(result) = context.extensions.get::<Prepared>() else { return Ok(self.surface.list()) };
         let version = context.protocol_version();
@@ -270,8 +307,11 @@ impl ServerHandler for McpServer {
     }
 
     async fn list_resources(&self, page: PageParams, context: McpContext) -> McpResult<ListResourcesResult> {
-        only_page(page)?;
-        resources::list(self, &context).await.map(ListResourcesResult::with_all_items)
+        let listing = async {
+            only_page(page)?;
+            resources::list(self, &context).await.map(ListResourcesResult::with_all_items)
+        };
+        self.traced("resources/list", &context, listing).await
     }
 
     async fn list_resource_templates(&self, page: PageParams, _: McpContext) -> McpResult<ListResourceTemplatesResult> {
@@ -286,7 +326,8 @@ impl ServerHandler for McpServer {
         request: ReadResourceRequestParams,
         context: McpContext,
     ) -> McpResult<ReadResourceResponse> {
-        resources::read(self, &request.uri, &context).await.map(ReadResourceResponse::from)
+        let reading = resources::read(self, &request.uri, &context);
+        self.traced("resources/read", &context, reading).await.map(ReadResourceResponse::from)
     }
 
     async fn call_tool(&self, request: CallToolRequestParams, context: McpContext) -> McpResult<CallToolResponse> {
@@ -294,12 +335,15 @@ impl ServerHandler for McpServer {
         let Some(row) = self.surface.dialect.find(&request.name) else {
             let dialect = self.surface.dialect;
             let message = format!("Unknown tool: {}{}", shown(&request.name), dialect.tool_hint(&request.name));
-            return Err(ErrorData::new(ErrorCode(dialect.unknown_tool_code), message, None));
+            let error = ErrorData::new(ErrorCode(dialect.unknown_tool_code), message, None);
+            return self.traced("tools/call", &context, async { Err(error) }).await;
         };
         let mut queued = context.extensions.get::<QueuedSignal>().cloned();
-        let mut call = pin!(self.call(row, request.arguments.unwrap_or_default(), &context));
+        let observed = self.surface.observer.begin(row.name, &self.facts(&context, &origin(&context)));
+        let trace = observed.trace();
+        let mut call = pin!(self.call(row, request.arguments.unwrap_or_default(), &context, observed));
         let called = poll_fn(|task| {
-            let polled = call.as_mut().poll(task);
+            let polled = trace.work(|| call.as_mut().poll(task));
             if let Some(QueuedSignal(queued)) = queued.take() {
                 queued.cancel();
             }
@@ -320,15 +364,15 @@ impl ServerHandler for McpServer {
     }
 
     async fn get_task(&self, request: GetTaskParams, context: McpContext) -> McpResult<GetTaskResult> {
-        tasks::get(self, request.task_id, &context).await
+        self.traced("tasks/get", &context, tasks::get(self, request.task_id, &context)).await
     }
 
     async fn cancel_task(&self, request: CancelTaskParams, context: McpContext) -> McpResult<()> {
-        tasks::cancel(self, request.task_id, &context).await
+        self.traced("tasks/cancel", &context, tasks::cancel(self, request.task_id, &context)).await
     }
 
     async fn update_task(&self, request: UpdateTaskParams, context: McpContext) -> McpResult<()> {
-        tasks::update(self, request.task_id, &context).await
+        self.traced("tasks/update", &context, tasks::update(self, request.task_id, &context)).await
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {

@@ -41,6 +41,8 @@ async fn outcome(tools: &Tools, tool: &str, args: &Value) -> Outcome {
         cancel: CancellationToken::new(),
         events: EventSink::default(),
         memory: Default::default(),
+        stages: Default::default(),
+        found: Default::default(),
     };
     let Ok(Lowered { op, .. }) = (tools.row(tool).lower)(args.as_object().unwrap(), &tools.options) else { panic!() };
     tools.engine.execute(&call, op).await.unwrap()

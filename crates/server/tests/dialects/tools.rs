@@ -65,6 +65,8 @@ impl Tools {
                     cancel: CancellationToken::new(),
                     events: EventSink::default(),
                     memory: Default::default(),
+                    stages: Default::default(),
+                    found: Default::default(),
                 };
                 match self.engine.execute(&call, op).await {
                     Ok(outcome) => row.render(&scene, render, outcome),

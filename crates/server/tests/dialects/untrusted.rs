@@ -139,6 +139,8 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
                 cancel: CancellationToken::new(),
                 events: EventSink::default(),
                 memory: Default::default(),
+                stages: Default::default(),
+                found: Default::default(),
             };
             let Ok(Lowered { op, render }) = (row.lower)(&args, &tools.options) else { panic!() };
             let Ok(Outcome::Browsed(browsed)) = tools.engine.execute(&call, op).await else { panic!() };

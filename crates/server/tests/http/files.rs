@@ -81,8 +81,8 @@ impl Service {
     pub async fn execute(&self, tenant: &str, op: Op) -> Outcome {
         let (tenant, realm) = (Tenant(tenant.into()), dialects::agentrun::REALM);
         let cancel = CancellationToken::new();
-        let (events, memory) = Default::default();
-        let call = Call { tenant, realm, connection: None, cancel, events, memory };
+        let (events, memory, stages, found) = Default::default();
+        let call = Call { tenant, realm, connection: None, cancel, events, memory, stages, found };
         self.engine.execute(&call, op).await.unwrap()
     }
 

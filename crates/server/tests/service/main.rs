@@ -11,6 +11,8 @@ mod memory;
 mod neighbours;
 mod noise;
 mod noisy;
+mod observed;
+mod otel;
 mod quotas;
 mod requests;
 mod support;

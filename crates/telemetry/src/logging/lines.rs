@@ -200,6 +200,12 @@ pub(crate) fn log_refused(peer: SocketAddr, message: &str, count: u64) {
     }
 }
 
+/// Logs refused requests of a tenant that makes too many; `count` is their number since the last such line.
+pub(crate) fn log_throttled(tenant: &str, message: &str, count: u64) {
+    let (name, requests) = (shown(tenant), if count == 1 { "request" } else { "requests" });
+    tracing::warn!(target: HTTP_LOG, tenant, count, "[HTTP] Throttled tenant {name}: {count} {requests} refused: {message}");
+}
+
 /// The line that `workbench` prescribes for each call: tool, duration, shortened and redacted key arguments, error
 /// code, sandbox.
 #[derive(Debug, Clone, Copy)]

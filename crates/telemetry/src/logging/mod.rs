@@ -18,6 +18,8 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 pub use escape::escaped;
 pub use sink::{detach, finish};
 
+use crate::otel::Otel;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     Human,
@@ -33,11 +35,15 @@ pub enum LogError {
 }
 
 /// Sends all further log lines to stderr, because stdout belongs to the protocol. `colour` applies only to the human
-/// format.
-pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
+/// format. The lines are also exported, if `otel` exports logs.
+pub fn start(filter: &str, format: LogFormat, colour: bool, otel: Option<&Otel>) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
-    let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);
-    Ok(Registry::default().with(layer(format, colour, || sink::Stderr).with_filter(filter)).try_init()?)
+    let filter = || EnvFilter::try_new(filter).map(quiet).map_err(refused);
+    let mut layers = vec![layer(format, colour, || sink::Stderr).with_filter(filter()?).boxed()];
+    if let Some(export) = otel.and_then(Otel::log_layer) {
+        layers.push(export.with_filter(filter()?).boxed());
+    }
+    Ok(Registry::default().with(layers).try_init()?)
 }
 
 /// Reduces rmcp to errors whatever the filter says: its lines about a request contain code and environment values, and
