@@ -101,6 +101,16 @@ const SPECIAL: &[(&str, &str)] = &[
 static NETWORKS: LazyLock<Vec<(Network, &'static str)>> =
     LazyLock::new(|| SPECIAL.iter().filter_map(|(network, words)| Some((Network::parse(network)?, *words))).collect());
 
+/// Networks from which transparent proxies hand out addresses in place of the real ones ("fake IP"). The first is
+/// reserved for benchmarks, and the second lies in the half of the private networks that nobody may use yet.
+static FAKE: LazyLock<Vec<Network>> =
+    LazyLock::new(|| ["198.18.0.0/15", "fc00::/18"].into_iter().filter_map(Network::parse).collect());
+
+/// Returns whether a transparent proxy may have handed out this address in place of a real one.
+pub(crate) fn is_fake(address: IpAddr) -> bool {
+    FAKE.iter().any(|network| network.contains(address))
+}
+
 /// Describes why an address is not public. Returns `None` for a public address.
 pub(crate) fn special(address: IpAddr) -> Option<&'static str> {
     if let Some(inner) = embedded(address)

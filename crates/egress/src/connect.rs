@@ -14,8 +14,11 @@ use crate::limits::{Flow, Metered};
 use crate::policy::DenyReason;
 use crate::resolve::ResolveError;
 use crate::target::Target;
+use crate::upstream_proxy::{Carries, Route, UpstreamProxy};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for a connection through an upstream proxy, which itself may have to wait for the host.
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of addresses of a name that are tried.
 const MAX_TRIED: usize = 3;
 
@@ -30,6 +33,10 @@ pub(crate) enum ProxyError {
     Unreachable(String, &'static str),
     #[error("{0} did not answer in time")]
     TimedOut(String),
+    #[error("the upstream proxy of this server failed: {0}")]
+    Upstream(String),
+    #[error("the upstream proxy of this server did not answer in time")]
+    UpstreamTimedOut,
     #[error("{0}")]
     Malformed(String),
     #[error("the server has too many connections of all its sandboxes; try again later")]
@@ -40,8 +47,12 @@ impl ProxyError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
-            Self::Unresolved(ResolveError::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
-            Self::Unresolved(ResolveError::TimedOut(_)) | Self::TimedOut(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Unresolved(ResolveError::NotFound(_)) | Self::Unreachable(..) | Self::Upstream(_) => {
+                StatusCode::BAD_GATEWAY
+            }
+            Self::Unresolved(ResolveError::TimedOut(_)) | Self::TimedOut(_) | Self::UpstreamTimedOut => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -53,15 +64,32 @@ impl Connection {
         ProxyError::Denied(self.state.deny(what, refusal))
     }
 
-    /// Resolves the target and returns those of its addresses that are allowed. The policy must already have allowed
-    /// `info` without an address.
-    pub(crate) async fn find(&self, what: &str, info: &ConnectionInfo) -> Result<Vec<SocketAddr>, ProxyError> {
-        let Target { host, port } = &info.target;
-        let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
+    /// Returns the ways to the target that are allowed: its addresses, or an upstream proxy. The policy must already
+    /// have allowed `info` without a route.
+    pub(crate) async fn find(
+        &self,
+        what: &str,
+        info: &ConnectionInfo,
+        carries: Carries,
+    ) -> Result<Vec<Route>, ProxyError> {
+        let (Target { host, port }, shared) = (&info.target, &self.state.shared);
+        if shared.routes.is_proxy(&info.target) {
+            let remedy = "Ask for the host behind it, which the server then asks it for".into();
+            let rule = "this is the upstream proxy of the server itself".into();
+            return Err(self.deny(what, DenyReason { rule, remedy }));
+        }
+        if let Some(route) = shared.routes.upstream(&info.target, carries)
+            && !shared.resolver.is_fixed(host)
+        {
+            let judged = self.state.judge(|policy| policy.routed(&info.target, &route));
+            return judged.map(|()| vec![route]).map_err(|refusal| self.deny(what, refusal));
+        }
+        let found = shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
         for address in found.into_iter().map(|ip| SocketAddr::new(ip, *port)) {
-            match self.state.judge(|policy| policy.connected(&info.target, address)) {
-                Ok(()) => allowed.push(address),
+            let route = Route::Direct(address);
+            match self.state.judge(|policy| policy.routed(&info.target, &route)) {
+                Ok(()) => allowed.push(route),
                 Err(refusal) => {
                     // Only the log shows the address, because the sandbox must not learn where a name leads.
                     tracing::debug!(%host, %address, "a name leads to an address that is not allowed");
@@ -75,30 +103,64 @@ impl Connection {
         }
     }
 
-    /// Connects to the first of `addresses` that accepts a connection.
+    /// Connects by the first of `routes` that accepts a connection.
     pub(crate) async fn dial(
         &self,
         what: &str,
         mut info: ConnectionInfo,
-        addresses: &[SocketAddr],
-    ) -> Result<(Flow<TcpStream>, SocketAddr), ProxyError> {
+        routes: &[Route],
+    ) -> Result<(Flow<TcpStream>, Route), ProxyError> {
         let name = info.target.to_string();
         let mut error = None;
-        for address in addresses.iter().take(MAX_TRIED) {
+        for route in routes.iter().take(MAX_TRIED) {
             self.state.meter.dial().await;
-            info.address = Some(*address);
+            info.route = Some(route.clone());
             self.cross(info.clone()).map_err(|refusal| self.deny(what, refusal))?;
-            match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => {
+            let connected = match route {
+                Route::Direct(address) => match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+                    Ok(connected) => connected.map_err(|e| ProxyError::Unreachable(name.clone(), describe(&e))),
+                    Err(_) => Err(ProxyError::TimedOut(name.clone())),
+                },
+                Route::Tunnel(proxy) => self.dial_upstream(proxy, Some(&info.target)).await,
+                Route::Forward(proxy) => self.dial_upstream(proxy, None).await,
+            };
+            match connected {
+                Ok(stream) => {
                     let _ = stream.set_nodelay(true);
                     let metered: Arc<dyn Metered> = Arc::clone(&self.state) as _;
-                    return Ok((Flow::new(stream, Some(metered)), *address));
+                    return Ok((Flow::new(stream, Some(metered)), route.clone()));
                 }
-                Ok(Err(e)) => error = Some(ProxyError::Unreachable(name.clone(), describe(&e))),
-                Err(_) => error = Some(ProxyError::TimedOut(name.clone())),
+                Err(failed) => error = Some(failed),
             }
         }
         Err(error.unwrap_or(ProxyError::Unresolved(ResolveError::NotFound(name))))
+    }
+
+    /// Connects to an upstream proxy, and opens a tunnel to `target` if there is one.
+    async fn dial_upstream(&self, proxy: &UpstreamProxy, target: Option<&Target>) -> Result<TcpStream, ProxyError> {
+        let state = &self.state;
+        let connecting = async {
+            let found = state.shared.resolver.addresses(proxy.host(), &state.tenant, &state.lookups).await;
+            let found = found.map_err(|e| match e {
+                ResolveError::NotFound(_) => ProxyError::Upstream("its name was not found".into()),
+                ResolveError::TimedOut(_) => ProxyError::UpstreamTimedOut,
+            })?;
+            let mut error = ProxyError::Upstream("its name was not found".into());
+            for ip in found.into_iter().take(MAX_TRIED) {
+                match TcpStream::connect(SocketAddr::new(ip, proxy.port())).await {
+                    Ok(mut stream) => {
+                        if let Some(target) = target {
+                            proxy.open_tunnel(&mut stream, target).await?;
+                        }
+                        return Ok(stream);
+                    }
+                    Err(e) => error = ProxyError::Upstream(describe(&e).into()),
+                }
+            }
+            Err(error)
+        };
+        let connected = timeout(UPSTREAM_TIMEOUT, connecting).await.unwrap_or(Err(ProxyError::UpstreamTimedOut));
+        connected.inspect_err(|error| state.shared.routes.log(proxy, error))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -18,6 +18,7 @@ use crate::proxy;
 use crate::resolve::LOOKUPS_PER_SANDBOX;
 use crate::shared::EgressShared;
 use crate::target::Target;
+use crate::upstream_proxy::Route;
 
 /// The egress proxy of one sandbox. Dropping the gate closes it and cuts every connection through it.
 pub struct Gate {
@@ -64,7 +65,8 @@ impl Gate {
         policy: &Policy,
         sink: Sink,
     ) -> io::Result<Self> {
-        let compiled = CompiledPolicy::new(policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let compiled = CompiledPolicy::new(policy, shared.fake_ip_dns)
+            .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let state = Arc::new(GateState {
@@ -87,7 +89,8 @@ impl Gate {
     /// `None` nothing may pass, otherwise only what `to` allows as well. The limits of the gate stay the same.
     pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
         // A policy that cannot be parsed allows nothing.
-        let narrower = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
+        let compile = |policy| CompiledPolicy::new(&policy, self.state.shared.fake_ip_dns).unwrap_or_default();
+        let narrower = to.map_or_else(CompiledPolicy::off, compile);
         let id = self.state.next_id();
         lock(&self.state.policies).narrower.push((id, Arc::new(narrower)));
         self.state.cut();
@@ -200,7 +203,7 @@ impl Metered for GateState {
 pub(crate) struct ConnectionInfo {
     pub target: Target,
     pub inside: Visibility,
-    pub address: Option<SocketAddr>,
+    pub route: Option<Route>,
     /// The name in the TLS ClientHello or the `Host` header, if the target is an address.
     pub name: Option<Target>,
 }
@@ -218,7 +221,7 @@ pub(crate) enum Visibility {
 
 impl ConnectionInfo {
     pub(crate) fn new(target: Target, inside: Visibility) -> Self {
-        Self { target, inside, address: None, name: None }
+        Self { target, inside, route: None, name: None }
     }
 
     fn judged(&self, policy: &CompiledPolicy) -> Result<(), DenyReason> {
@@ -231,7 +234,7 @@ impl ConnectionInfo {
             Visibility::Method(method) => policy.method(method.as_str())?,
             Visibility::Opaque => policy.opaque()?,
         }
-        self.address.map_or(Ok(()), |address| policy.connected(&self.target, address))
+        self.route.as_ref().map_or(Ok(()), |route| policy.routed(&self.target, route))
     }
 }
 

@@ -171,12 +171,12 @@ async fn forward(
     let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
     let (interceptor, tenant) = (&connection.state.shared.interceptor, &connection.state.tenant);
     let injected = tls.map(|name| interceptor.inject(tenant, name, target.port, request.headers_mut()));
-    let response = idle.send(connection, &what, info, tls, request).await?;
+    let (response, masked) = idle.send(connection, &what, info, tls, request).await?;
     let unusable = |why| ProxyError::Unreachable(target.to_string(), why);
     if !is_only_chunked(response.headers()) {
         return Err(unusable("its answer comes in a coding that was not asked for"));
     }
-    let mut response = match injected {
+    let mut response = match injected.or(masked) {
         None => response.map(|body| body.boxed()),
         Some(injected) => injected.clean(response).map_err(unusable)?.map(|body| body.boxed()),
     };
@@ -262,7 +262,7 @@ fn what(method: &Method, path: &str, scheme: &str, target: &Target) -> String {
 }
 
 /// Returns the host, with its port unless that is the default port of the scheme.
-fn authority(scheme: &str, target: &Target) -> String {
+pub(crate) fn authority(scheme: &str, target: &Target) -> String {
     match (scheme, target.port) {
         ("http", 80) | ("https", 443) => target.host.to_string(),
         _ => target.to_string(),

@@ -37,6 +37,7 @@ mod tls;
 mod trust;
 mod tunnel;
 mod upstream;
+mod upstream_proxy;
 mod vault;
 mod wire;
 
@@ -45,6 +46,7 @@ pub use gate::{ConnectionSink, Gate, Narrowed, PassedConnection, Watched};
 pub use loopback::NAME as HOST_NAME;
 pub use policy::{Policy, Table};
 pub use secrets::{Secret, Value, is_host_name};
+pub use upstream_proxy::{UpstreamProxy, Upstreams};
 
 /// The egress state that all sandboxes of one server share: the resolver, the certificate authorities and the
 /// secrets.
@@ -64,6 +66,10 @@ pub struct EgressConfig {
     pub roots: Vec<CertificateDer<'static>>,
     /// Path of NSS's `certutil`, if it is installed. It is needed to make the browser trust hosts with a secret.
     pub certutil: Option<PathBuf>,
+    pub upstreams: Upstreams,
+    /// Whether the names of this machine's resolver may lead to the addresses that transparent proxies hand out in
+    /// place of the real ones: 198.18.0.0/15 and fc00::/18.
+    pub fake_ip_dns: bool,
 }
 
 /// Totals over all gates since the server started.

@@ -79,6 +79,11 @@ impl Pattern {
         self.host == HostPattern::ThisHost
     }
 
+    /// Returns whether the entry stands for hosts that it does not name.
+    pub(crate) fn is_wide(&self) -> bool {
+        matches!(self.host, HostPattern::Any | HostPattern::Public)
+    }
+
     /// Returns whether the entry names exactly one port.
     pub(crate) fn has_one_port(&self) -> bool {
         matches!(self.port, Some(Port::One(_)))

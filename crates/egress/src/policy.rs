@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::pattern::Pattern;
 use crate::target::{Host, Target};
+use crate::upstream_proxy::{Route, is_local};
 use crate::{address, loopback};
 
 /// Ports that an entry of `allow` opens if neither the entry nor its table names one. Port 25 is deliberately absent.
@@ -153,6 +154,8 @@ pub(crate) struct CompiledPolicy {
     rules: Vec<Rules>,
     /// True if the call asked for no network, so that nothing is allowed.
     off: bool,
+    /// True if names may lead to the addresses of a resolver that answers with others than the real ones.
+    fake_ip_dns: bool,
 }
 
 #[derive(Debug)]
@@ -365,16 +368,39 @@ impl Rules {
         if self.private.iter().any(by_private) {
             return Ok(());
         }
-        Err(DenyReason {
+        Err(self.closed_port(target))
+    }
+
+    fn closed_port(&self, target: &Target) -> DenyReason {
+        DenyReason {
             rule: format!("{} does not allow port {}", self.table.title(), target.port),
             remedy: self.table.remedy("allow", &target.to_string()),
-        })
+        }
+    }
+
+    /// Checks a name that an upstream proxy resolves.
+    fn relayed(&self, target: &Target, name: &str) -> Result<(), DenyReason> {
+        if self.opened(&target.host, target.port)? == PortRule::ByPrivate {
+            return Err(self.closed_port(target));
+        }
+        let is_listed = || self.allow.iter().any(|entry| entry.means(&target.host) && !entry.is_wide());
+        if is_local(name) && !is_listed() {
+            return Err(DenyReason {
+                rule: format!(
+                    "{name} is a name of the upstream proxy's own network, which {} does not list",
+                    self.table.title()
+                ),
+                remedy: self.table.remedy("allow", &target.to_string()),
+            });
+        }
+        Ok(())
     }
 }
 
 impl CompiledPolicy {
-    pub(crate) fn new(policy: &Policy) -> Result<Self, String> {
-        Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()?, off: false })
+    pub(crate) fn new(policy: &Policy, fake_ip_dns: bool) -> Result<Self, String> {
+        let rules = policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()?;
+        Ok(Self { rules, off: false, fake_ip_dns })
     }
 
     /// Returns a policy that allows nothing, because a call asked for no network.
@@ -431,8 +457,19 @@ impl CompiledPolicy {
 
     /// Checks whether the proxy may connect to `address` for this target.
     pub(crate) fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), DenyReason> {
-        let special = Special::of_this_host(address.ip());
+        let is_fake = self.fake_ip_dns && matches!(target.host, Host::Name(_)) && address::is_fake(address.ip());
+        let special = Special::of_this_host(address.ip()).filter(|special| special.only_exact || !is_fake);
         self.every(|rules| rules.connected(target, address, special))
+    }
+
+    /// Checks whether the proxy may use this way to the target. An upstream proxy resolves names itself, so that only
+    /// an address that was asked for can be checked.
+    pub(crate) fn routed(&self, target: &Target, route: &Route) -> Result<(), DenyReason> {
+        match (route, &target.host) {
+            (Route::Direct(address), _) => self.connected(target, *address),
+            (_, Host::Address(ip)) => self.connected(target, SocketAddr::new(*ip, target.port)),
+            (_, Host::Name(name)) => self.every(|rules| rules.relayed(target, name)),
+        }
     }
 }
 

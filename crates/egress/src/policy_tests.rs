@@ -21,7 +21,8 @@ fn connected(tables: &[&Table], target: &str, address: &str) -> Result<(), Strin
 }
 
 fn judge(tables: &[&Table]) -> CompiledPolicy {
-    CompiledPolicy::new(&Policy { tables: tables.iter().map(|table| Arc::new((*table).clone())).collect() }).unwrap()
+    CompiledPolicy::new(&Policy { tables: tables.iter().map(|table| Arc::new((*table).clone())).collect() }, false)
+        .unwrap()
 }
 
 #[test]
@@ -225,4 +226,24 @@ fn a_port_of_this_host_has_to_be_named_by_every_table() {
         assert!(why.contains("needs one port, as in `host:3000`"), "{why}");
     }
     assert!(Table { private: strings(&["host:3000"]), ..table("t", &[]) }.check().is_err());
+}
+
+#[test]
+fn n22_addresses_of_a_fake_dns_count_as_public_only_by_name_and_only_if_the_operator_says_so() {
+    let policy = Policy::of(table("public", &["public"]));
+    let judged = |fake, target: &str, address: &str| {
+        let policy = CompiledPolicy::new(&policy, fake).unwrap();
+        policy.connected(&Target::parse(target).unwrap(), address.parse().unwrap()).map_err(|refusal| refusal.rule)
+    };
+    for address in ["198.18.0.7:443", "198.19.255.254:443", "[fc00::7]:443"] {
+        assert!(judged(false, "a.example:443", address).unwrap_err().contains("a.example leads to "), "{address}");
+        assert_eq!(judged(true, "a.example:443", address), Ok(()), "{address}");
+        assert!(judged(true, address, address).is_err(), "{address}: it was asked for, and no name led there");
+    }
+    for address in ["198.20.0.1:443", "1.1.1.1:443"] {
+        assert_eq!(judged(false, "a.example:443", address), Ok(()));
+    }
+    for address in ["10.0.0.1:443", "127.0.0.1:443", "169.254.169.254:443", "[fd00::1]:443", "[fc00:4000::1]:443"] {
+        assert!(judged(true, "a.example:443", address).is_err(), "{address}");
+    }
 }

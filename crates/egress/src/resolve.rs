@@ -60,6 +60,11 @@ impl Resolver {
         })
     }
 
+    /// Returns whether the operator assigned an address to this name.
+    pub(crate) fn is_fixed(&self, host: &Host) -> bool {
+        self.hosts.contains_key(host)
+    }
+
     /// Returns the addresses of a host. `sandbox_permits` has [`LOOKUPS_PER_SANDBOX`] permits and belongs to one
     /// sandbox of `tenant`.
     pub(crate) async fn addresses(

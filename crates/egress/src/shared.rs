@@ -11,6 +11,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use crate::resolve::Resolver;
 use crate::tls::Interceptor;
+use crate::upstream_proxy::Routes;
 use crate::vault::SecretSet;
 use crate::{EgressConfig, SandboxSetup, lock, trust};
 
@@ -23,6 +24,8 @@ pub(crate) struct EgressShared {
     /// Sandbox setups by the set of secrets of the tenant. Each is created when the first sandbox needs it.
     setups: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
     pub resolver: Resolver,
+    pub routes: Routes,
+    pub fake_ip_dns: bool,
     pub interceptor: Interceptor,
     /// Permits for the connections of all sandboxes, bounded so that the server has enough descriptors left.
     pub permits: Arc<Semaphore>,
@@ -43,6 +46,8 @@ impl EgressShared {
             certutil: config.certutil,
             setups: Mutex::default(),
             resolver: Resolver::new(&config.hosts)?,
+            routes: Routes::new(config.upstreams).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?,
+            fake_ip_dns: config.fake_ip_dns,
             interceptor,
             permits: Arc::new(Semaphore::new(max_connections())),
             connections: AtomicU64::new(0),

@@ -50,8 +50,10 @@ fn code(error: &ProxyError) -> u8 {
     match error {
         ProxyError::Denied(_) => NOT_ALLOWED,
         ProxyError::Unresolved(ResolveError::NotFound(_)) => HOST_UNREACHABLE,
-        ProxyError::Unreachable(..) => REFUSED,
-        ProxyError::Unresolved(ResolveError::TimedOut(_)) | ProxyError::TimedOut(_) => EXPIRED,
+        ProxyError::Unreachable(..) | ProxyError::Upstream(_) => REFUSED,
+        ProxyError::Unresolved(ResolveError::TimedOut(_)) | ProxyError::TimedOut(_) | ProxyError::UpstreamTimedOut => {
+            EXPIRED
+        }
         ProxyError::Malformed(_) | ProxyError::Busy => FAILED,
     }
 }

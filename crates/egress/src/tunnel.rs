@@ -6,7 +6,6 @@
 //! are recognised and rewritten, whatever the port.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +22,7 @@ use crate::limits::Flow;
 use crate::loopback;
 use crate::policy::DenyReason;
 use crate::target::{Host, Target};
+use crate::upstream_proxy::{Carries, Route};
 use crate::wire::Wire;
 
 const HTTP: u16 = 80;
@@ -47,7 +47,7 @@ pub(crate) enum Tunnel {
 pub(crate) struct Opaque {
     what: String,
     info: ConnectionInfo,
-    address: SocketAddr,
+    route: Route,
     upstream: Flow<TcpStream>,
 }
 
@@ -68,9 +68,9 @@ pub(crate) async fn open(connection: &Connection, what: &str, target: Target) ->
     }
     let info = ConnectionInfo::new(target, Visibility::Opaque);
     connection.cross(info.clone()).map_err(|refusal| connection.deny(what, refusal))?;
-    let addresses = connection.find(what, &info).await?;
-    let (upstream, address) = connection.dial(what, info.clone(), &addresses).await?;
-    Ok(Tunnel::Opaque(Box::new(Opaque { what: what.to_owned(), info, address, upstream })))
+    let routes = connection.find(what, &info, Carries::Tunnel).await?;
+    let (upstream, route) = connection.dial(what, info.clone(), &routes).await?;
+    Ok(Tunnel::Opaque(Box::new(Opaque { what: what.to_owned(), info, route, upstream })))
 }
 
 /// Serves a tunnel until one side is done. The future is boxed because a tunnel may contain requests, which are
@@ -188,7 +188,16 @@ impl Opaque {
         let Some(name) = name else {
             // Without a name, the server at the address decides which host it is, so the address itself has to be
             // allowed.
-            let bare = Target { host: Host::Address(self.address.ip()), port };
+            let bare = match (&self.route, &host) {
+                (Route::Direct(address), _) => Target { host: Host::Address(address.ip()), port },
+                (_, Host::Address(_)) => self.info.target.clone(),
+                (_, Host::Name(_)) => {
+                    return Err(DenyReason {
+                        rule: "the TLS greeting names nobody, and the upstream proxy chooses the address".into(),
+                        remedy: format!("It has to name {host}"),
+                    });
+                }
+            };
             return connection.state.judge(|policy| policy.asked(&bare)).map_err(|refusal| DenyReason {
                 rule: format!("the TLS greeting names nobody, and {}", refusal.rule),
                 ..refusal
@@ -202,7 +211,7 @@ impl Opaque {
                 remedy: "Both have to be the same".into(),
             }),
             Host::Address(_) => {
-                self.info.address = Some(self.address);
+                self.info.route = Some(self.route.clone());
                 self.info.name = Some(Target { host: named, port });
                 connection.cross(self.info.clone())
             }

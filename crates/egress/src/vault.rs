@@ -185,6 +185,15 @@ impl fmt::Debug for InjectedSecrets {
 }
 
 impl InjectedSecrets {
+    /// Returns a text to mask that is no secret of a tenant; none if it is empty.
+    pub(crate) fn only(text: &str) -> Self {
+        let mut needles = Needles::default();
+        if !text.is_empty() {
+            needles.add(text.as_bytes());
+        }
+        Self { needles }
+    }
+
     /// Masks the secrets in a response. The error is a sentence for the client that says why the response cannot be
     /// searched.
     pub(crate) fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
@@ -195,8 +204,7 @@ impl InjectedSecrets {
                     "a host that has a secret cannot switch to another protocol, which could not be looked through",
                 );
             }
-            let identity = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
-            if !body.is_end_stream() && !parts.headers.get_all(CONTENT_ENCODING).iter().all(identity) {
+            if !body.is_end_stream() && is_compressed(&parts.headers) {
                 return Err("a host that has a secret answered in compressed form, though it was asked not to");
             }
             self.needles.mask_headers(&mut parts.headers);
@@ -205,6 +213,12 @@ impl InjectedSecrets {
         }
         Ok(Response::from_parts(parts, Scrubbed::new(body, self.needles)))
     }
+}
+
+/// Returns whether the body of a response is in a form that cannot be searched.
+pub(crate) fn is_compressed(headers: &HeaderMap) -> bool {
+    let identity = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    !headers.get_all(CONTENT_ENCODING).iter().all(identity)
 }
 
 #[cfg(test)]

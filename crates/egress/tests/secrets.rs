@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use egress::{Egress, EgressConfig, Gate, Policy, SandboxSetup, Secret, Table, Value};
+use egress::{Egress, EgressConfig, Gate, Policy, SandboxSetup, Secret, Table, UpstreamProxy, Upstreams, Value};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -44,6 +44,18 @@ impl Drop for Place {
 impl Place {
     /// A host with a certificate that this `Egress` trusts, a secret for `api.test`, and a way out to it.
     async fn new(label: &str, certificate_for: &[&str], extra: impl FnOnce(&mut Table)) -> Self {
+        let local = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let directly = |config: &mut EgressConfig, _| config.hosts = NAMES.map(|name| (name.to_owned(), local)).into();
+        Self::with(label, certificate_for, extra, directly).await
+    }
+
+    /// As above, where `way` says how the port of the host is reached.
+    async fn with(
+        label: &str,
+        certificate_for: &[&str],
+        extra: impl FnOnce(&mut Table),
+        way: impl FnOnce(&mut EgressConfig, u16),
+    ) -> Self {
         let heard = Heard::default();
         let (root, port) = host(certificate_for, Arc::clone(&heard)).await;
         let secret = Secret {
@@ -54,14 +66,14 @@ impl Place {
             tenants: vec!["blue".into(), "red".into()],
             value: Value::parse(format!("{VALUE}\n")).unwrap(),
         };
-        let local = IpAddr::from(Ipv4Addr::LOCALHOST);
-        let egress = Egress::new(EgressConfig {
+        let mut config = EgressConfig {
             secrets: vec![secret],
-            hosts: NAMES.map(|name| (name.to_owned(), local)).into(),
             roots: vec![root],
             certutil: Some("/usr/bin/certutil".into()).filter(|path: &PathBuf| path.exists()),
-        })
-        .unwrap();
+            ..EgressConfig::default()
+        };
+        way(&mut config, port);
+        let egress = Egress::new(config).unwrap();
         let mut table = Table {
             name: "t".into(),
             allow: NAMES.map(|name| format!("{name}:{port}")).into(),
@@ -252,6 +264,53 @@ fetch(process.env.URL, {headers: {authorization: `Bearer ${process.env.API_KEY}`
     .then(async answer => console.log(answer.status, answer.headers.get('x-echo'), await answer.text()))
     .catch(error => console.log(String(error), String(error.cause)));
 ";
+
+/// A proxy that leads every tunnel to one port, and writes down what it was asked.
+fn upstream(port: u16, asked: Heard) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let own = listener.local_addr().unwrap().port();
+    listener.set_nonblocking(true).unwrap();
+    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let asked = Arc::clone(&asked);
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                asked.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
+                let mut host = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut stream, &mut host).await;
+            });
+        }
+    });
+    own
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn n21_a_secret_is_inserted_before_the_upstream_proxy_which_does_not_see_it() {
+    let asked = Heard::default();
+    let own = Arc::clone(&asked);
+    let place = Place::with(
+        "upstream",
+        &["api.test"],
+        |_| (),
+        |config, port| {
+            let proxy = UpstreamProxy::parse(&format!("http://127.0.0.1:{}", upstream(port, own))).unwrap();
+            config.upstreams = Upstreams { http: None, https: Some(proxy), except: Vec::new() };
+        },
+    );
+    let place = place.await;
+    let Some(curl) = program(None, "/usr/bin/curl") else { return };
+    let output = place.run(&curl, &["-sS", "-i", "--oauth2-bearer", &place.env["API_KEY"], &place.env["URL"]]).await;
+    assert!(output.contains("200 OK") && !output.contains(VALUE), "{output}");
+    assert!(place.heard().to_lowercase().contains(&format!("authorization: bearer {VALUE}")));
+    let asked = asked.lock().unwrap().concat();
+    assert!(asked.starts_with(&format!("CONNECT api.test:{} HTTP/1.1\r\n", place.port)), "{asked}");
+    assert!(!asked.contains(VALUE), "{asked}");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn real_clients_use_a_secret_and_never_see_it() {

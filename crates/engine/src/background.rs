@@ -289,7 +289,11 @@ mod tests {
             busy: false,
             size: None,
             limits,
-            isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
+            isolation: sandbox::Isolation {
+                level: sandbox::Level::Basic,
+                missing: Vec::new(),
+                unheld: sandbox::UnheldLimits::default(),
+            },
             mounts: Vec::new(),
             key: String::new(),
         };

@@ -266,10 +266,17 @@ impl OpContext {
                 other => other,
             })?;
         // If the sandbox was lost since the last run its files are gone too, so this notice replaces any other.
-        let lost = state.sandbox.as_ref().map(|sandbox| sandbox.guest.why_lost().0);
-        if lost.is_some() {
-            self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
-        }
+        let lost = match &state.sandbox {
+            Some(sandbox) => Some(match sandbox.stats().await.and_then(|stats| stats.ended_at_bytes) {
+                Some(limit_bytes) => (NoticeKind::OutOfMemory, run_code::over_memory(limit_bytes)),
+                None => (NoticeKind::Lost, sandbox.guest.why_lost().0),
+            }),
+            None => None,
+        };
+        let lost = lost.map(|(what, why)| {
+            self.inner.notify(&self.tenancy, &context.id, what);
+            why
+        });
         provisioned.notice = lost.map(|why| context.lost_notice(&why)).or_else(|| state.notice.take());
         *state = provisioned;
         let sandbox = state.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;

@@ -60,6 +60,8 @@ struct RegistryEntry {
     /// True if a fork of the zygote waits in the sandbox, false if none was obtained, `None` if none was requested.
     forked: Mutex<Option<bool>>,
     browser: Mutex<BrowserStatus>,
+    /// Statistics of a sandbox whose guest is lost, taken before the sandbox is destroyed.
+    last_stats: tokio::sync::OnceCell<Option<sandbox::Stats>>,
 }
 
 impl RegistryEntry {
@@ -205,6 +207,7 @@ impl Registry {
             ending_permit: Mutex::default(),
             forked: Mutex::default(),
             browser: Mutex::default(),
+            last_stats: tokio::sync::OnceCell::new(),
         });
         lock(&shared.sandboxes).insert(number, entry.clone());
         // A sandbox whose egress cannot be opened must not run.
@@ -225,6 +228,8 @@ impl Registry {
                     tracing::debug!(sandbox = watched.entry.sandbox.id(), why = %lost, stale, "sandbox over");
                     // If a caller has ordered the end, that caller destroys the sandbox and waits for the result.
                     if !watched.entry.doomed.load(Ordering::SeqCst) {
+                        // They say whether the sandbox was ended for its memory.
+                        watched.stats().await;
                         let _ = watched.destroy(&lost.0).await;
                     }
                 });
@@ -390,7 +395,11 @@ impl LiveSandbox {
     /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to
     /// wait.
     pub(crate) async fn stats(&self) -> Option<sandbox::Stats> {
-        tokio::time::timeout(STATS_WAIT, self.entry.sandbox.stats()).await.ok()?.ok()
+        let asking = async { tokio::time::timeout(STATS_WAIT, self.entry.sandbox.stats()).await.ok()?.ok() };
+        match self.guest.is_lost() {
+            true => *self.entry.last_stats.get_or_init(|| asking).await,
+            false => asking.await,
+        }
     }
 
     pub(crate) async fn browser_oom_kills(&self) -> Option<u64> {

@@ -114,6 +114,8 @@ pub struct Usage {
     pub browser_oom_kills: u64,
     /// The memory limit that caused a kill, if the Linux kernel's counters identify it.
     pub oom_limit_bytes: Option<u64>,
+    /// The memory limit at which the launcher ended the sandbox, where no cgroup limits its memory.
+    pub ended_at_bytes: Option<u64>,
 }
 
 struct Mount {

@@ -17,7 +17,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
 use crate::apply::PreparedBase;
-use crate::cgroup::{Cgroup, Group, Tree};
+use crate::cgroup::{Cgroup, Controller, Group, Tree, Usage};
 use crate::confine::ConfineStep;
 use crate::disk::Budget;
 use crate::driver::PendingDrivers;
@@ -25,6 +25,7 @@ use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance};
 use crate::kept_volumes::{VolumeLease, VolumeStore, memory_of_machine};
 use crate::launcher::{failed, log, send_reply};
+use crate::memory::{Excess, MemoryWatch, WatchedSandbox};
 use crate::spare::{Backing, Spares};
 use crate::spec::Host;
 use crate::survey::Survey;
@@ -96,6 +97,9 @@ impl Phase {
 struct SandboxRecord {
     id: String,
     groups: Vec<Group>,
+    memory_limit: u64,
+    /// The limit for which the watchdog ended the sandbox.
+    ended_at_bytes: Option<u64>,
     dir: PathBuf,
     cgroup: Cgroup,
     map: IdMap,
@@ -164,6 +168,8 @@ pub(crate) struct Keeper {
     /// The disk budget, if volumes are on disk.
     disk: Option<Budget>,
     sockets: sockets::Watch,
+    /// Holds the memory limits, where no cgroup does.
+    memory: Option<MemoryWatch>,
     /// Directories that only servers may access: the state and the locks.
     private: [PathBuf; 2],
     owner: u32,
@@ -214,6 +220,7 @@ impl Keeper {
                 zygote: ZygoteSupervisor::default(),
                 drivers: PendingDrivers::default(),
                 sockets: sockets::Watch::default(),
+                memory: (!survey.cgroup.has(Controller::Memory)).then(MemoryWatch::default),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
                 chores: HashMap::new(),
@@ -343,6 +350,7 @@ impl Keeper {
             .chain(self.store.deadline())
             .chain(self.disk.as_ref().and_then(Budget::deadline))
             .chain(self.sockets.deadline())
+            .chain(self.memory.as_ref().and_then(MemoryWatch::deadline))
             .chain(self.drivers.deadline())
             .min();
         let shortest = self
@@ -400,9 +408,9 @@ impl Keeper {
                 }
                 None => LauncherReply::Done,
             },
-            LauncherCall::Stats { sandbox } => self
-                .find(&sandbox)
-                .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.sandboxes[&key].cgroup.usage())),
+            LauncherCall::Stats { sandbox } => {
+                self.find(&sandbox).map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.usage(key)))
+            }
             LauncherCall::Kept => self.store.list().map_or_else(failure, LauncherReply::Kept),
             LauncherCall::Discard { name } => self.discard(&name),
             LauncherCall::SweepOthers => self.instance.sweep_others().map_or_else(failure, |()| LauncherReply::Done),
@@ -429,6 +437,11 @@ impl Keeper {
                 return None;
             }
         })
+    }
+
+    fn usage(&self, key: u64) -> Usage {
+        let sandbox = &self.sandboxes[&key];
+        Usage { ended_at_bytes: sandbox.ended_at_bytes, ..sandbox.cgroup.usage() }
     }
 
     fn find(&self, sandbox: &str) -> Option<u64> {
@@ -502,6 +515,7 @@ impl Keeper {
             ));
             self.sandboxes[&key].kill();
         }
+        self.hold_memory();
         let trim = self.disk.as_mut().map_or_else(Vec::new, Budget::tick);
         if !trim.is_empty() {
             let keep: Vec<_> = trim.iter().map(AsFd::as_fd).collect();
@@ -510,6 +524,36 @@ impl Keeper {
                     let _ = sys::trim(dir.as_fd());
                 }
             });
+        }
+    }
+}
+
+impl Keeper {
+    /// Ends the sandboxes that exceed a memory limit which no cgroup holds.
+    fn hold_memory(&mut self) {
+        let Some(watch) = &mut self.memory else { return };
+        let running = self.sandboxes.iter().filter(|(_, sandbox)| matches!(sandbox.phase, Phase::Running));
+        let watched = running.filter_map(|(key, SandboxRecord { pid, pidfd, memory_limit, groups, .. })| {
+            Some(WatchedSandbox {
+                key: *key,
+                pid: (*pid)?,
+                pidfd: pidfd.as_ref()?.as_fd(),
+                limit: *memory_limit,
+                groups,
+            })
+        });
+        let found = watch.tick(&watched.collect::<Vec<_>>());
+        for (key, excess) in found {
+            let Some(sandbox) = self.sandboxes.get_mut(&key) else { continue };
+            let why = match excess {
+                Excess::Over { limit, used } => {
+                    sandbox.ended_at_bytes = Some(limit);
+                    format!("it uses {} MB of memory, and its limit is {} MB", used >> 20, limit >> 20)
+                }
+                Excess::Unmeasurable => "its memory cannot be measured".into(),
+            };
+            log(&format!("launcher: sandbox {} is ended: {why}", sandbox.id));
+            sandbox.kill();
         }
     }
 }

@@ -24,6 +24,7 @@ mod keeper;
 pub mod kept_volumes;
 mod landlock;
 pub mod launcher;
+mod memory;
 mod plan;
 pub mod pool;
 pub mod process;

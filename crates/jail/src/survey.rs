@@ -121,6 +121,7 @@ impl Survey {
         let refusal = refusal.or_else(|| (!seccomp).then(no_seccomp));
         let cgroup = Layout::obtain(source, ours, purpose == Purpose::Start && refusal.is_none());
         facts.extend(Controller::ALL.map(|c| cgroup_fact(&cgroup, c)));
+        facts.push(memory(&cgroup));
         facts.push(processes(process_bound(&cgroup, counts_processes, mode)));
         facts.push(swap(&cgroup));
         facts.extend(socket_buffers(&cgroup, &fs::read_to_string("/proc/cmdline").unwrap_or_default()));
@@ -149,13 +150,27 @@ fn process_bound(cgroup: &Layout, counts_processes: bool, mode: Mode) -> Process
     }
 }
 
+/// Reports what holds the memory limit. Without a cgroup, the watchdog always can: a sandbox that it cannot measure is
+/// ended.
+fn memory(cgroup: &Layout) -> Fact {
+    let why = match cgroup.has(Controller::Memory) {
+        true => "cgroup memory",
+        false => "a watchdog, which ends a sandbox a moment after it exceeded its limit",
+    };
+    fact(MEMORY, true, why, "")
+}
+
+/// Names of the layers that limit memory and processes, by whatever means.
+pub const MEMORY: &str = "memory";
+pub const PROCESSES: &str = "processes";
+
 fn processes(bound: ProcessBound) -> Fact {
     let why = match bound {
         ProcessBound::Cgroup => "cgroup pids",
         ProcessBound::Rlimit => "an rlimit, which counts in each sandbox for itself",
         ProcessBound::Nothing => "nothing: the kernel counts all processes of a host uid together",
     };
-    fact("processes", bound != ProcessBound::Nothing, why, "use Linux 5.14 or newer, or have a cgroup with `pids`")
+    fact(PROCESSES, bound != ProcessBound::Nothing, why, "use Linux 5.14 or newer, or have a cgroup with `pids`")
 }
 
 fn fact(layer: &str, on: bool, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {

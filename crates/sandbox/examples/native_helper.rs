@@ -28,6 +28,7 @@ fn main() {
         ["sandpool-guest", "browser"] => driver(),
         [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
         [_, "keep", mode, state_dir, ref lines @ ..] => keep(mode, state_dir, lines),
+        [_, "swell", mode, state_dir, program, ref ways @ ..] => swell(mode, state_dir, program, ways),
         [_, "hoard", mode, state_dir] => hoard(mode, state_dir),
         [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
@@ -179,6 +180,30 @@ async fn say(sandbox: &dyn Sandbox, line: &str) {
     let mut text = Vec::new();
     stream.read_to_end(&mut text).await.unwrap();
     std::io::stderr().write_all(&text).unwrap();
+}
+
+/// Runs the program in sandboxes that no cgroup limits, in each of the ways, and says how each sandbox ended. A
+/// neighbour goes on.
+fn swell(mode: &str, state_dir: &str, program: &str, ways: &[&str]) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = NativeConfig { cgroups: Cgroups::Nothing, ..config(state_dir, mode_of(mode)) };
+    let program = std::fs::read(program).unwrap();
+    let spec = SandboxSpec { files: vec![("/opt/sandpool/swell.py".into(), program).into()], ..spec() };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, isolation) = Native::start(launcher, config).await.unwrap();
+        eprintln!("level {:?} unheld {:?}", isolation.level, isolation.unheld);
+        let neighbour = native.create(&spec).await.unwrap();
+        for way in ways {
+            let sandbox = native.create(&spec).await.unwrap();
+            say(&*sandbox, &format!("python3 /opt/sandpool/swell.py {way}")).await;
+            let stats = sandbox.stats().await.unwrap();
+            eprintln!("{way}: ended at {:?}", stats.ended_at_bytes.map(|bytes| bytes >> 20));
+            say(&*neighbour, "echo neighbour").await;
+            sandbox.destroy().await.unwrap();
+        }
+        neighbour.destroy().await.unwrap();
+        native.shutdown().await;
+    });
 }
 
 /// Each line in a sandbox of its own, all with the same kept volume; then what there is and what can be had twice.

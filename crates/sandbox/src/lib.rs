@@ -38,7 +38,8 @@ pub type GuestStream = Box<dyn Duplex>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Namespaces, seccomp and quotas apply, but no cgroup limits memory or processes.
+    /// Namespaces, seccomp and quotas apply, but no cgroup limits memory or processes. A watchdog ends a sandbox after
+    /// it exceeded its memory, which does not protect the host from code that is faster or hides memory.
     Basic,
     /// Memory and process limits apply, but a second line of defence is missing, such as landlock or a separate host
     /// uid for each sandbox.
@@ -53,6 +54,15 @@ pub struct Isolation {
     pub level: Level,
     /// One line for each missing layer: what is missing, why, and what to do about it.
     pub missing: Vec<String>,
+    pub unheld: UnheldLimits,
+}
+
+/// The limits of a sandbox that nothing on this host holds, so that no figure may be reported for them. Time, memory
+/// and disk always are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct UnheldLimits {
+    pub cpu: bool,
+    pub processes: bool,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jail::cgroup::{Controller, Layout};
 use jail::launcher::Spawned;
-use jail::survey::{HOST_UID, Survey};
+use jail::survey::{HOST_UID, PROCESSES, Survey};
 use jail::wire::{self, Create, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse};
 use tokio::sync::watch;
 
@@ -42,7 +42,10 @@ pub use jail::zygote::Rotation;
 use self::connection::{LauncherConnection, lock, lost, refusal};
 use self::running::{LauncherStatus, MOST_ENDS, Running, begin, supervise};
 use self::sandbox::NativeSandbox;
-use crate::{Backend, BackendError, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, ZygoteSpec, ZygoteStatus};
+use crate::{
+    Backend, BackendError, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, UnheldLimits, ZygoteSpec,
+    ZygoteStatus,
+};
 
 /// Runs the launcher if this process is one, in which case it never returns. Otherwise it returns at once. `main` must
 /// call it first.
@@ -126,7 +129,8 @@ fn isolation_of(cgroup: &Layout, facts: &[Fact]) -> Isolation {
     } else {
         Level::Reduced
     };
-    Isolation { level, missing }
+    let processes = facts.iter().any(|fact| fact.layer == PROCESSES && fact.state != FactState::On);
+    Isolation { level, missing, unheld: UnheldLimits { cpu: !cgroup.has(Controller::Cpu), processes } }
 }
 
 /// Source of the guest program, or of the library that the warm interpreter loads.
@@ -295,7 +299,7 @@ impl Native {
                     sandbox.isolation.level = sandbox.isolation.level.min(Level::Reduced);
                 }
                 sandbox.isolation.missing.extend(notes);
-                let Isolation { level: got, missing } = &sandbox.isolation;
+                let Isolation { level: got, missing, .. } = &sandbox.isolation;
                 if *got < self.running.config.floor {
                     let missing = missing.join("; ");
                     return Err(BackendError::BelowFloor { got: *got, floor: self.running.config.floor, missing });

@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use proto::ToGuest;
-use sandbox::{Backend, BackendError, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats};
+use sandbox::{
+    Backend, BackendError, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats, UnheldLimits,
+};
 use tokio::sync::Notify;
 
 mod browser;
@@ -47,6 +49,7 @@ struct Shared {
     oom_kills: AtomicU64,
     browser_oom_kills: AtomicU64,
     oom_limit_hidden: AtomicBool,
+    over_memory: AtomicBool,
     /// No socket comes out of sandboxes that should have one.
     no_egress: AtomicBool,
     /// What was asked of browsers, in the order in which it began, and how they were started.
@@ -116,6 +119,12 @@ impl FakeBackend {
     /// Nobody can tell any more which limit a kill was for; otherwise it is the least around the sandbox.
     pub fn hide_oom_limit(&self) {
         self.shared.oom_limit_hidden.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends every sandbox because it exceeded its memory.
+    pub fn end_for_memory(&self) {
+        self.shared.over_memory.store(true, Ordering::SeqCst);
+        (0..self.created()).for_each(|number| self.kill(number));
     }
 
     /// No socket comes out of sandboxes that are made from now on.
@@ -283,7 +292,11 @@ fn now() -> u64 {
 }
 
 fn no_isolation() -> Isolation {
-    Isolation { level: Level::Basic, missing: vec!["everything: a back end for tests".into()] }
+    Isolation {
+        level: Level::Basic,
+        missing: vec!["everything: a back end for tests".into()],
+        unheld: UnheldLimits::default(),
+    }
 }
 
 fn take_one(count: &AtomicU32) -> bool {
@@ -368,7 +381,10 @@ impl Sandbox for Handle {
         let browser_oom_kills = self.0.backend.shared.browser_oom_kills.load(Ordering::SeqCst);
         let hidden = self.0.backend.shared.oom_limit_hidden.load(Ordering::SeqCst);
         let oom_limit_bytes = (oom_kills > 0 && !hidden).then_some(self.0.memory_bytes);
-        Ok(Stats { memory_bytes: Some(8 << 20), pids: None, oom_kills, browser_oom_kills, oom_limit_bytes })
+        let over = self.0.backend.shared.over_memory.load(Ordering::SeqCst);
+        let ended_at_bytes = over.then_some(self.0.memory_bytes);
+        let memory_bytes = Some(8 << 20);
+        Ok(Stats { memory_bytes, pids: None, oom_kills, browser_oom_kills, oom_limit_bytes, ended_at_bytes })
     }
 
     async fn destroy(&self) -> Result<(), BackendError> {

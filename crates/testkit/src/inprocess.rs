@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use proto::{Decoder, Frame, FrameKind, ToGuest};
 use sandbox::{
-    Backend, BackendError, DATA, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats, WORKSPACE,
+    Backend, BackendError, DATA, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats,
+    UnheldLimits, WORKSPACE,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -65,7 +66,11 @@ impl Backend for InProcess {
 const TMP: &str = "/tmp";
 
 fn isolation() -> Isolation {
-    Isolation { level: Level::Basic, missing: vec!["everything: a back end for tests".into()] }
+    Isolation {
+        level: Level::Basic,
+        missing: vec!["everything: a back end for tests".into()],
+        unheld: UnheldLimits::default(),
+    }
 }
 
 fn write_root(root: &Path, spec: &SandboxSpec) -> std::io::Result<()> {

@@ -118,6 +118,10 @@ fn ending(end: &RunOutcome) -> Option<String> {
             "Out of memory: the program was killed {}; files in {DATA} are kept. Work with less data at a time.",
             at_limit(*limit_bytes)
         ),
+        RunOutcome::SandboxOutOfMemory { limit_bytes } => format!(
+            "Out of memory: the program was killed {}; files in {DATA} are kept. Work with less data at a time.",
+            at_limit(Some(*limit_bytes))
+        ),
         RunOutcome::SandboxLost { why } => {
             format!("The sandbox was lost ({why}); files in {DATA} are kept. Run the code again.")
         }

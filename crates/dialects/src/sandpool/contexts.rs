@@ -39,7 +39,8 @@ output! {
         /// `busy` while something runs in it.
         status: Option<&'static str>,
         memory_mb: u64,
-        cpus: f64,
+        /// Left out if nothing on this host limits the processors.
+        cpus: Option<f64>,
         created_at: String,
         last_used: String,
         /// Directories of the host, each with `ro` or `rw`.
@@ -66,7 +67,7 @@ impl From<ContextInfo> for ContextRow {
             language: Some(context.language).filter(|language| *language != Language::Python).map(Language::name),
             status: context.busy.then_some("busy"),
             memory_mb: context.limits.memory_bytes >> 20,
-            cpus: f64::from(context.limits.cpu_millis) / 1000.0,
+            cpus: (!context.isolation.unheld.cpu).then_some(f64::from(context.limits.cpu_millis) / 1000.0),
             created_at: moment(context.created_at),
             last_used: moment(context.last_used),
             note: without_quota(&context.mounts),

@@ -371,7 +371,7 @@ fn status(end: &RunOutcome) -> &'static str {
         RunOutcome::TimedOut { .. } => "timed_out",
         RunOutcome::Cancelled { .. } => "cancelled",
         RunOutcome::Interrupted => "interrupted",
-        RunOutcome::OutOfMemory { .. } => "out_of_memory",
+        RunOutcome::OutOfMemory { .. } | RunOutcome::SandboxOutOfMemory { .. } => "out_of_memory",
         RunOutcome::SandboxLost { .. } => "lost",
     }
 }
@@ -390,7 +390,10 @@ fn variables_kept(end: &RunOutcome) -> Option<bool> {
         RunOutcome::Ok | RunOutcome::Error => None,
         RunOutcome::Exit { .. } | RunOutcome::Interrupted => Some(true),
         RunOutcome::TimedOut { state_kept, .. } | RunOutcome::Cancelled { state_kept } => Some(*state_kept),
-        RunOutcome::OutOfMemory { .. } | RunOutcome::Ended { .. } | RunOutcome::SandboxLost { .. } => Some(false),
+        RunOutcome::OutOfMemory { .. }
+        | RunOutcome::SandboxOutOfMemory { .. }
+        | RunOutcome::Ended { .. }
+        | RunOutcome::SandboxLost { .. } => Some(false),
     }
 }
 

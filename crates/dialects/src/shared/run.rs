@@ -106,6 +106,7 @@ pub(crate) fn ending(end: &RunOutcome, wording: &RunWording) -> Option<String> {
             "Out of memory: the interpreter was killed {}: {lost_state}, with less data at a time.",
             at_limit(*limit_bytes)
         ),
+        RunOutcome::SandboxOutOfMemory { limit_bytes } => lost_for_memory(*limit_bytes, wording),
         RunOutcome::Ended { how: Ended::Exited { code } } => {
             format!("The interpreter exited with code {code}: {lost_state}.")
         }
@@ -150,6 +151,7 @@ pub(crate) fn command_ending(end: &RunOutcome, wording: &RunWording) -> Option<S
             "Out of memory: the command was killed {}: files are kept; work with less data at a time.",
             at_limit(*limit_bytes)
         ),
+        RunOutcome::SandboxOutOfMemory { limit_bytes } => lost_for_memory(*limit_bytes, wording),
         RunOutcome::SandboxLost { why } => lost(why, wording),
     })
 }
@@ -166,6 +168,15 @@ fn lost(why: &str, wording: &RunWording) -> String {
     )
 }
 
+fn lost_for_memory(limit_bytes: u64, wording: &RunWording) -> String {
+    format!(
+        "Out of memory: the sandbox was ended {}: variables and files are lost; run the code that makes them again with \
+         less data at a time, {}.",
+        at_limit(Some(limit_bytes)),
+        wording.retry
+    )
+}
+
 /// Returns the status of a command as a shell would report it, or −1 if the sandbox was lost with it.
 pub(crate) fn exit_code(end: &RunOutcome) -> i32 {
     match end {
@@ -175,7 +186,7 @@ pub(crate) fn exit_code(end: &RunOutcome) -> i32 {
         RunOutcome::Error => 127,
         RunOutcome::TimedOut { .. } => 124,
         RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => 130,
-        RunOutcome::OutOfMemory { .. } => 137,
+        RunOutcome::OutOfMemory { .. } | RunOutcome::SandboxOutOfMemory { .. } => 137,
         RunOutcome::SandboxLost { .. } => -1,
     }
 }

@@ -115,7 +115,15 @@ output! {
         replaced: Option<String>,
     }
 
-    struct LimitsOutput { cpus: f64, memory_mb: u64, disk_mb: u64, processes: u32 }
+    struct LimitsOutput {
+        /// Left out if nothing on this host limits the processors.
+        cpus: Option<f64>,
+        memory_mb: u64,
+        disk_mb: u64,
+        /// Left out if nothing on this host limits the processes.
+        processes: Option<u32>,
+    }
+
     struct Destroyed { sandbox_id: String }
 
     struct Executed {
@@ -135,12 +143,13 @@ output! {
 pub(super) fn created(input: &RenderInput<'_>, context: ContextInfo, replaced: Option<String>) -> Answer {
     let ContextInfo { id, limits, isolation, .. } = context;
     let limits = LimitsOutput {
-        cpus: f64::from(limits.cpu_millis) / 1000.0,
+        cpus: (!isolation.unheld.cpu).then_some(f64::from(limits.cpu_millis) / 1000.0),
         memory_mb: limits.memory_bytes >> 20,
         disk_mb: limits.disk_bytes >> 20,
-        processes: limits.pids,
+        processes: (!isolation.unheld.processes).then_some(limits.pids),
     };
-    let mut how = format!("{id} ({} CPUs, {} MB)", limits.cpus, limits.memory_mb);
+    let cpus = limits.cpus.map(|cpus| format!("{cpus} CPUs, ")).unwrap_or_default();
+    let mut how = format!("{id} ({cpus}{} MB)", limits.memory_mb);
     if let Some(old) = &replaced {
         how += &format!(" replaces {old}, whose variables and files are gone");
     }
@@ -195,7 +204,9 @@ fn hint(end: &RunOutcome, shell: bool) -> &'static str {
         RunOutcome::TimedOut { .. } | RunOutcome::OutOfMemory { .. } => "call code_run again with less work at a time",
         // Only interpreters have variables; a shell has none to lose.
         RunOutcome::Ended { .. } if !shell => "call code_run with the code that defines the variables first",
-        RunOutcome::SandboxLost { .. } => "call sandbox_create for a new sandbox and start over",
+        RunOutcome::SandboxOutOfMemory { .. } | RunOutcome::SandboxLost { .. } => {
+            "call sandbox_create for a new sandbox and start over"
+        }
         RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => "call code_run again if it should complete",
         RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } | RunOutcome::Ended { .. } => {
             "read stderr below, correct the code and call code_run again"

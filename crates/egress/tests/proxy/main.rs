@@ -6,3 +6,4 @@ mod loopback;
 mod namespaces;
 mod place;
 mod tunnels;
+mod upstream;

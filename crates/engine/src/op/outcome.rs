@@ -280,6 +280,11 @@ pub enum RunOutcome {
         /// The limit that was reached, which may be one around the sandbox; `None` if it cannot be determined.
         limit_bytes: Option<u64>,
     },
+    /// The sandbox was ended because it exceeded its memory limit, which no cgroup holds on this host. Variables and
+    /// files are lost.
+    SandboxOutOfMemory {
+        limit_bytes: u64,
+    },
     /// The language kernel exited, was killed by a signal or crashed. Variables are lost, files are kept.
     Ended {
         how: Ended,

@@ -307,7 +307,7 @@ impl RunAttempt<'_> {
         kernel: Option<(Language, KernelId)>,
     ) -> Ran {
         // The launcher is asked before the lock is taken, because other runs wait for the lock.
-        let stats = match killed(&end) {
+        let stats = match may_be_out_of_memory(&end) {
             true => sandbox.stats().await,
             false => None,
         };
@@ -328,10 +328,13 @@ impl RunAttempt<'_> {
             None => state.take_notice(kernel.map(|(language, _)| language)),
             Some(_) => None,
         };
-        if let RunOutcome::SandboxLost { why } = &end
-            && (self.record.is_some() || self.context.running() > 1)
-        {
-            state.notice = Some(self.context.lost_notice(why));
+        let why_lost = match &end {
+            RunOutcome::SandboxLost { why } => Some(why.clone()),
+            RunOutcome::SandboxOutOfMemory { limit_bytes } => Some(over_memory(*limit_bytes)),
+            _ => None,
+        };
+        if let Some(why) = why_lost.filter(|_| self.record.is_some() || self.context.running() > 1) {
+            state.notice = Some(self.context.lost_notice(&why));
         }
         let ran = report.ran(end, self.context.info(), Some(&self.context.keys.outputs));
         // A very short run has hardly filled any memory, so many of them share one query.
@@ -398,15 +401,28 @@ impl RunAttempt<'_> {
     }
 }
 
-/// Returns whether a run was ended by the signal that the kernel sends when memory is used up.
-pub(super) fn killed(end: &RunOutcome) -> bool {
-    *end == RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } }
+/// Returns whether a run may have ended because memory was used up: by the signal that the Linux kernel then sends, or
+/// with its sandbox.
+pub(super) fn may_be_out_of_memory(end: &RunOutcome) -> bool {
+    matches!(end, RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } } | RunOutcome::SandboxLost { .. })
+}
+
+/// Says why a sandbox was ended that exceeded its memory limit.
+pub(super) fn over_memory(limit_bytes: u64) -> String {
+    format!("it used more than its limit of {} MB of memory", limit_bytes >> 20)
 }
 
 impl ContextState {
     /// Returns the end of a run that was killed, which is `OutOfMemory` if the counter of the sandbox shows a memory
-    /// kill that came after the `before` kills at the start of the run and explains no other run.
+    /// kill that came after the `before` kills at the start of the run and explains no other run. If the sandbox was
+    /// ended for its memory, that explains the end of every run in it.
     pub(super) fn explain(&mut self, end: RunOutcome, stats: Option<sandbox::Stats>, before: u64) -> RunOutcome {
+        if let Some(limit_bytes) = stats.and_then(|stats| stats.ended_at_bytes) {
+            return RunOutcome::SandboxOutOfMemory { limit_bytes };
+        }
+        if !matches!(end, RunOutcome::Ended { .. }) {
+            return end;
+        }
         let known = before.max(self.oom_explained);
         let Some(stats) = stats.filter(|stats| stats.oom_kills > known) else { return end };
         self.oom_kills = self.oom_kills.max(stats.oom_kills);

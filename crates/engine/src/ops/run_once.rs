@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::OpContext;
 use super::list_files::{ListRequest, NEWEST, list};
-use super::run_code::killed;
+use super::run_code::may_be_out_of_memory;
 use crate::config::{DATA, KeptConfig};
 use crate::context::ContextState;
 use crate::conversation::ParkingSlot;
@@ -139,7 +139,11 @@ impl OpContext {
             busy: false,
             size: None,
             limits: conversation.shape.limits,
-            isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
+            isolation: sandbox::Isolation {
+                level: sandbox::Level::Basic,
+                missing: Vec::new(),
+                unheld: sandbox::UnheldLimits::default(),
+            },
             mounts: Vec::new(),
             key: conversation.key.clone(),
         }
@@ -176,7 +180,7 @@ impl OneShotRun<'_> {
             // No variables are kept, whatever the guest says.
             *state_kept = false;
         }
-        let stats = match killed(&end) {
+        let stats = match may_be_out_of_memory(&end) {
             true => self.sandbox.stats().await,
             false => None,
         };
@@ -198,7 +202,7 @@ impl OpContext {
     pub(super) fn notify_of_end(&self, id: &str, end: &RunOutcome) {
         let what = match end {
             RunOutcome::TimedOut { .. } => NoticeKind::TimedOut,
-            RunOutcome::OutOfMemory { .. } => NoticeKind::OutOfMemory,
+            RunOutcome::OutOfMemory { .. } | RunOutcome::SandboxOutOfMemory { .. } => NoticeKind::OutOfMemory,
             RunOutcome::Ended { .. } => NoticeKind::Crashed,
             RunOutcome::SandboxLost { .. } => NoticeKind::Lost,
             _ => return,

@@ -181,6 +181,33 @@ async fn runs_that_lose_their_sandbox_together_leave_its_successor_alone() {
     assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n");
 }
 
+/// Where no cgroup holds the memory limit, a sandbox that exceeds it is ended, which explains the end of every run in
+/// it.
+#[tokio::test(start_paused = true)]
+async fn runs_whose_sandbox_was_ended_for_its_memory_say_so() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, side_by_side()).await;
+    let id = create(&engine, "a").await;
+    let (cell, command) = (
+        spawn_run(&engine, call(), &id, "sleep 50000"),
+        spawn_op(&engine, &call(), Op::RunCommand(shell(existing(&id), "sleep 50000"))),
+    );
+    begun(&backend, "sleep 50000").await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    backend.end_for_memory();
+    for ended in [ran(cell.await.unwrap()), ran(command.await.unwrap())] {
+        assert_eq!(ended.end, RunOutcome::SandboxOutOfMemory { limit_bytes: 2048 << 20 });
+    }
+    assert_eq!(run(&engine, &id, "print on").await.end, RunOutcome::Ok);
+    // Between two runs.
+    backend.end_for_memory();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let notice = run(&engine, &id, "print on").await.notice.unwrap();
+    let expected =
+        "[the sandbox was lost (it used more than its limit of 2048 MB of memory): variables and files are gone]";
+    assert_eq!(notice, expected);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_context_made_for_a_command_starts_no_interpreter_until_code_comes() {
     let backend = FakeBackend::new();

@@ -53,6 +53,8 @@ impl Keeper {
             cgroup: self.tree.sandbox(&spec.groups, &id, spec.browser.is_some()),
             id,
             groups: spec.groups.clone(),
+            memory_limit: spec.limits.memory_bytes,
+            ended_at_bytes: None,
             map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
             slot: None,
             browser_slot: None,

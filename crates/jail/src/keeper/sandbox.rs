@@ -61,6 +61,7 @@ impl Keeper {
         let (notes, egress) = (std::mem::take(&mut sandbox.notes), sandbox.egress.take());
         let created = LauncherReply::Created { notes, is_owner: sandbox.map.is_owner() };
         self.sockets.begin();
+        self.memory.iter_mut().for_each(|watch| watch.begin(key));
         if let Phase::Building { request, until, .. } = std::mem::replace(&mut sandbox.phase, Phase::Running) {
             self.deadlines.remove(&(until, key));
             let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
@@ -166,6 +167,7 @@ impl Keeper {
         let phase = std::mem::replace(&mut sandbox.phase, Phase::Running);
         self.ids.remove(&sandbox.id);
         self.leaving.remove(&key);
+        self.memory.iter_mut().for_each(|watch| watch.forget(key));
         if let Some(until) = phase.until() {
             self.deadlines.remove(&(until, key));
         }

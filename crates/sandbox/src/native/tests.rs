@@ -52,6 +52,7 @@ fn isolation(controllers: &[Controller], off: &[&str]) -> Isolation {
         "cgroup cpu",
         "cgroup pids",
         "open files",
+        "processes",
     ];
     let state = |layer| if off.contains(layer) { FactState::Off } else { FactState::On };
     let hierarchy = Hierarchy { version: Version::V2, controllers: controllers.to_vec(), base: "/sys".into() };
@@ -77,4 +78,7 @@ fn the_level_falls_with_what_is_missing_and_says_what() {
     assert_eq!(level(&[Memory, Pids], &["cgroup cpu"]).0, Level::Reduced);
     assert_eq!(level(&[Memory, Cpu], &["cgroup pids"]).0, Level::Basic);
     assert_eq!(level(&[], &["cgroup memory", "cgroup cpu", "cgroup pids"]).1.len(), 3);
+    let unheld = |controllers: &[Controller], off: &[&str]| isolation(controllers, off).unheld;
+    assert_eq!(unheld(&[Memory, Cpu, Pids], &[]), UnheldLimits::default());
+    assert_eq!(unheld(&[Memory], &["processes"]), UnheldLimits { cpu: true, processes: true });
 }

@@ -209,3 +209,31 @@ fn w34_a_users_other_processes_cannot_look_into_its_server() {
     }
     wait_for("the end of the launcher", || descendants().is_empty());
 }
+
+/// Without a cgroup, the launcher measures: in whatever way a program uses memory, its sandbox is ended, and no other.
+/// A program that stays below the limit goes on, however much its processes have together if shared pages count twice.
+#[test]
+fn a_sandbox_that_no_cgroup_limits_is_ended_when_it_exceeds_its_memory() {
+    if !root() {
+        return;
+    }
+    const WAYS: [&str; 8] = ["fast", "slow", "forks", "copied", "files", "shared", "memfd", "segments"];
+    let place = place_for_all("user-memory");
+    let program = place.0.join("swell.py");
+    fs::write(&program, include_str!("swell.py")).unwrap();
+    for mode in modes() {
+        let state = place.0.join(mode);
+        let words = ["swell", mode, state.to_str().unwrap(), program.to_str().unwrap()];
+        let Some(output) = as_user(&place, &[&words[..], &WAYS[..], &["modest"]].concat()) else { return };
+        let said = String::from_utf8_lossy(&output.stderr);
+        let (log, said): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| line.starts_with("launcher: "));
+        let mut expected = vec!["level Basic unheld UnheldLimits { cpu: true, processes: false }".to_owned()];
+        expected.extend(WAYS.iter().flat_map(|way| [format!("{way}: ended at Some(256)"), "neighbour".into()]));
+        expected.extend(["modest 140", "modest: ended at None", "neighbour"].map(str::to_owned));
+        assert_eq!(said, expected, "{mode}: {log:#?}");
+        let ended = log.iter().filter(|line| line.contains(" is ended: it uses ")).count();
+        assert_eq!(ended, WAYS.len(), "{mode}: {log:#?}");
+        assert!(output.status.success());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}

@@ -257,6 +257,9 @@ fn how_it_ended(end: &RunOutcome) -> Option<String> {
         RunOutcome::OutOfMemory { limit_bytes: Some(bytes) } => {
             format!("killed: it needed more than {} MB of memory", bytes >> 20)
         }
+        RunOutcome::SandboxOutOfMemory { limit_bytes } => {
+            format!("killed: it needed more than {} MB of memory", limit_bytes >> 20)
+        }
         RunOutcome::OutOfMemory { limit_bytes: None } => {
             "killed: the memory ran out outside of the sandbox, at a limit of the server or of the machine".into()
         }
@@ -276,7 +279,7 @@ fn exit_code(end: &RunOutcome) -> u8 {
         RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => low(*code),
         RunOutcome::TimedOut { .. } => 124,
         RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => 130,
-        RunOutcome::OutOfMemory { .. } => 137,
+        RunOutcome::OutOfMemory { .. } | RunOutcome::SandboxOutOfMemory { .. } => 137,
         RunOutcome::Ended { how: Ended::Signaled { signal } } => low(128 + signal),
     }
 }

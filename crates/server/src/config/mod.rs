@@ -19,7 +19,7 @@ use engine::op::{SharedVolume, Size};
 pub(crate) use environment::Environment;
 use mounts::PrivateFiles;
 pub(crate) use mounts::{ALL_TENANTS, MountConfig};
-pub(crate) use network::{Network, Policies, SecretConfig, SecretSource};
+pub(crate) use network::{Network, Policies, SecretConfig, SecretSource, UpstreamSource};
 pub(crate) use otel::Telemetry;
 pub(crate) use resolve::{ConfigError, Effective, Sources};
 use runtimes::{BrowserChoice, NodeChoice, Preset, RuntimeConfig};
@@ -284,6 +284,7 @@ fn private_files(effective: &Effective, environment: &Environment) -> Result<Pri
         let path: Option<PathBuf> = effective.get(setting)?;
         secret.extend(path.map(|path| (setting.to_owned(), path)));
     }
+    secret.extend(network.upstream_credentials.map(|path| ("network.upstream_credentials".to_owned(), path)));
     secret.extend(network.secrets.into_iter().filter_map(|secret| match secret.from {
         SecretSource::File(path) => Some((format!("network.secret.{}", secret.name), path)),
         SecretSource::Variable(_) => None,

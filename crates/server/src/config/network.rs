@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use egress::policy::{BUILT_IN, COMMAND_LINE, OFF, PRESETS};
-use egress::{Policy, Table};
+use egress::{Policy, Table, UpstreamProxy, Upstreams};
 use engine::op::Size;
 use serde::Deserialize;
 
@@ -22,6 +22,19 @@ pub(crate) struct Network {
     pub sizes: BTreeMap<Size, Policy>,
     pub hosts: BTreeMap<String, IpAddr>,
     pub secrets: Vec<SecretConfig>,
+    pub upstream: Option<UpstreamSource>,
+    /// The file with the credentials of the upstream proxy.
+    pub upstream_credentials: Option<PathBuf>,
+    pub upstream_except: Vec<String>,
+    pub fake_ip_dns: bool,
+}
+
+/// Where the address of the upstream proxy comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum UpstreamSource {
+    Given(UpstreamProxy),
+    /// The variables `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` of the server.
+    Environment,
 }
 
 /// All policies by name, including the presets and `off`.
@@ -68,7 +81,17 @@ impl Network {
                 sizes.insert(size, policy);
             }
         }
-        Ok(Self { policies, dialects, sizes, hosts: hosts(effective)?, secrets: secrets(effective)? })
+        Ok(Self {
+            policies,
+            dialects,
+            sizes,
+            hosts: hosts(effective)?,
+            secrets: secrets(effective)?,
+            upstream: upstream(effective)?,
+            upstream_credentials: upstream_credentials(effective)?,
+            upstream_except: upstream_except(effective)?,
+            fake_ip_dns: effective.get("network.fake_ip_dns")?,
+        })
     }
 }
 
@@ -200,6 +223,39 @@ fn hosts(effective: &Effective) -> Result<BTreeMap<String, IpAddr>, ConfigError>
             .insert(name.to_ascii_lowercase(), address.ok_or_else(|| wrong("expected an address such as `10.0.0.7`"))?);
     }
     Ok(hosts)
+}
+
+fn upstream(effective: &Effective) -> Result<Option<UpstreamSource>, ConfigError> {
+    const KEY: &str = "network.upstream";
+    let Some(text) = effective.get::<Option<String>>(KEY)? else { return Ok(None) };
+    if text == "environment" {
+        return Ok(Some(UpstreamSource::Environment));
+    }
+    let proxy = UpstreamProxy::parse(&text).map_err(|why| effective.error(KEY, why))?;
+    if proxy.has_credentials() {
+        let why = "the credentials of a proxy do not belong in its address; put `user:password` into a separate file and name that with `network.upstream_credentials`";
+        return Err(effective.error(KEY, why));
+    }
+    Ok(Some(UpstreamSource::Given(proxy)))
+}
+
+fn upstream_credentials(effective: &Effective) -> Result<Option<PathBuf>, ConfigError> {
+    const KEY: &str = "network.upstream_credentials";
+    let Some(path) = effective.get::<Option<PathBuf>>(KEY)? else { return Ok(None) };
+    if !path.is_absolute() {
+        return Err(effective.error(KEY, "has to be an absolute path"));
+    }
+    if effective.get::<Option<String>>("network.upstream")?.is_none() {
+        return Err(effective.error(KEY, "is set without `network.upstream`"));
+    }
+    Ok(Some(path))
+}
+
+fn upstream_except(effective: &Effective) -> Result<Vec<String>, ConfigError> {
+    const KEY: &str = "network.upstream_except";
+    let except: Vec<String> = effective.get(KEY)?;
+    Upstreams { except: except.clone(), ..Upstreams::default() }.check().map_err(|why| effective.error(KEY, &why))?;
+    Ok(except)
 }
 
 /// The content of `[[network.secret]]` in the file.
@@ -342,6 +398,45 @@ mod tests {
         assert!(refused.contains("`network.secret.T` (from FILE): the value of a secret does not belong"), "{refused}");
         for file in [secret, "[network]\nsecret = 'hunter2hunter2'", "network.secret = ['hunter2hunter2']"] {
             assert!(!load(file, &[]).unwrap_err().contains("hunter2"), "{file}");
+        }
+    }
+
+    #[test]
+    fn an_upstream_is_an_address_or_the_environment_and_has_no_credentials_in_it() {
+        let network = load(
+            "network.upstream = 'http://proxy.corp.test:3128'\nnetwork.upstream_except = ['*.corp.test']\n\
+                            network.upstream_credentials = '/run/proxy'",
+            &[],
+        )
+        .unwrap();
+        let proxy = UpstreamProxy::parse("http://proxy.corp.test:3128").unwrap();
+        assert_eq!(network.upstream, Some(UpstreamSource::Given(proxy)));
+        assert_eq!(network.upstream_credentials, Some("/run/proxy".into()));
+        assert_eq!(network.upstream_except, ["*.corp.test"]);
+        assert_eq!(load("", &[]).unwrap().upstream, None);
+        let environment = load("", &[("network.upstream", "environment")]).unwrap();
+        assert_eq!((environment.upstream, environment.fake_ip_dns), (Some(UpstreamSource::Environment), false));
+        for (file, why) in [
+            (
+                "network.upstream = 'http://me:hunter2@a.test:1'",
+                "`network.upstream` (from FILE): the credentials of a proxy",
+            ),
+            (
+                "network.upstream = 'socks5://me:hunter2@a.test:1'",
+                "`network.upstream` (from FILE): an upstream proxy is given as",
+            ),
+            ("network.upstream_credentials = '/f'", "`network.upstream_credentials` (from FILE): is set without"),
+            (
+                "network.upstream = 'http://a.test'\nnetwork.upstream_credentials = 'f'",
+                "`network.upstream_credentials` (from FILE): has to be",
+            ),
+            (
+                "network.upstream_except = ['http://a.test']",
+                "`network.upstream_except` (from FILE): `http://a.test` is a URL",
+            ),
+        ] {
+            let refused = load(file, &[]).unwrap_err();
+            assert!(refused.starts_with(why) && !refused.contains("hunter2"), "{file}: {refused}");
         }
     }
 

@@ -356,6 +356,32 @@ const GENERAL: [Setting; 99] = [
     .flag("network-allow", "NAME[:PORT],...", &["SANDPOOL_NETWORK_ALLOW"]),
     setting("network.policy", Table, Unset, "Policies by name; docs/network.md explains their keys"),
     setting("network.hosts", Table, Unset, "Names with their addresses, used in place of a resolver's answers"),
+    setting(
+        "network.upstream",
+        Text,
+        Unset,
+        "Proxy through which the connections of sandboxes leave this machine: `http://host:port`, or `environment` for what `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` of the server say; unset, these variables have no effect on sandboxes",
+    )
+    .flag("network-upstream", "URL", &["SANDPOOL_NETWORK_UPSTREAM"]),
+    setting(
+        "network.upstream_credentials",
+        Text,
+        Unset,
+        "File with `user:password` for the upstream proxy, as an absolute path",
+    ),
+    setting(
+        "network.upstream_except",
+        List,
+        Is("[]"),
+        "Hosts that are reached without the upstream proxy, written as the `allow` of a policy",
+    ),
+    setting(
+        "network.fake_ip_dns",
+        Switch,
+        Is("false"),
+        "Accept names that this machine's DNS places in 198.18.0.0/15 or fc00::/18, as the DNS of transparent proxies does",
+    )
+    .flag("network-fake-ip-dns", "", &["SANDPOOL_NETWORK_FAKE_IP_DNS"]),
     setting("network.secret", Tables, Unset, "Secrets that the proxy inserts into requests; docs/network.md explains their keys"),
     setting("size.small.network", Text, Unset, "Policy of sandboxes of this size, in addition to the dialect's: both have to allow"),
     setting("size.medium.network", Text, Unset, "Policy of sandboxes of this size, in addition to the dialect's: both have to allow"),

@@ -215,7 +215,11 @@ impl FakeEngine {
                 disk_bytes: 1 << 30,
                 disk_inodes: 100_000,
             },
-            isolation: sandbox::Isolation { level: sandbox::Level::Full, missing: Vec::new() },
+            isolation: sandbox::Isolation {
+                level: sandbox::Level::Full,
+                missing: Vec::new(),
+                unheld: sandbox::UnheldLimits::default(),
+            },
             mounts: Vec::new(),
             key: key(number),
         };
@@ -632,7 +636,11 @@ fn nowhere() -> ContextInfo {
         busy: false,
         size: None,
         limits: sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 },
-        isolation: sandbox::Isolation { level: sandbox::Level::Full, missing: Vec::new() },
+        isolation: sandbox::Isolation {
+            level: sandbox::Level::Full,
+            missing: Vec::new(),
+            unheld: sandbox::UnheldLimits::default(),
+        },
         mounts: Vec::new(),
         key: key(0),
     }

@@ -24,6 +24,7 @@ mod secrets;
 mod serve;
 mod support;
 mod transcripts;
+mod users;
 mod variables;
 mod walks;
 mod ways;

@@ -159,14 +159,24 @@ fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
     let realm = wiring::default_realm(config);
     let whose = if realm.group_memory_bytes.is_some() { "a tenant" } else { "a context" };
     let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == FactState::On);
-    let processes = layers.iter().find(|fact| fact.layer == "processes").map_or("nothing", |fact| &fact.why);
-    let limit =
-        |name: &str, value: String, held: bool, by: &str| Limit { name: name.into(), value, held, by: by.into() };
+    let by = |layer: &str| layers.iter().find(|fact| fact.layer == layer).map_or("nothing", |fact| &fact.why);
+    // A figure that nothing holds would be taken for a limit.
+    let limit = |name: &str, value: String, held: bool, by: &str| Limit {
+        name: name.into(),
+        value: if held { value } else { "none".into() },
+        held,
+        by: by.into(),
+    };
     vec![
         limit("time of a run", format!("{} s", timeout.as_secs_f64()), true, "guest and server"),
-        limit(&format!("memory of {whose}"), format!("{memory_mb} MB"), on("cgroup memory"), "cgroup memory"),
-        limit(&format!("processor of {whose}"), format!("{cpus} cores"), on("cgroup cpu"), "cgroup cpu"),
-        limit("processes of a context", pids.to_string(), on("processes"), processes),
+        limit(&format!("memory of {whose}"), format!("{memory_mb} MB"), on("memory"), by("memory")),
+        limit(
+            &format!("processor of {whose}"),
+            format!("{cpus} cores"),
+            on("cgroup cpu"),
+            if on("cgroup cpu") { "cgroup cpu" } else { "nothing" },
+        ),
+        limit("processes of a context", pids.to_string(), on("processes"), by("processes")),
         limit("disk of a context", format!("{disk_mb} MB"), true, "a separate file system"),
         limit("runs at once", realm.runs_at_once.to_string(), true, "server"),
         limit("contexts of a tenant", max_contexts.to_string(), true, "server"),
@@ -186,7 +196,8 @@ fn page(report: &DoctorReport) -> String {
         .iter()
         .map(|limit| {
             let held = if limit.held { "on" } else { "off" };
-            vec![format!("  {held}"), limit.name.clone(), limit.value.clone(), format!("by {}", limit.by)]
+            let by = if limit.held { format!("by {}", limit.by) } else { String::new() };
+            vec![format!("  {held}"), limit.name.clone(), limit.value.clone(), by]
         })
         .collect();
     let named = NAMED.iter().filter_map(|name| Some(format!("{name} {}", report.packages.get(*name)?)));
@@ -231,12 +242,32 @@ mod tests {
         let of = |dialect: &str| {
             let environment = Environment::of(&[("HOME", "/home/u"), ("SANDPOOL_DIALECT", dialect)]);
             let config = Config::load(&Sources { environment, flags: Vec::new(), is_root: false }).unwrap();
-            limits(&config, &[]).into_iter().map(|limit| format!("{}: {}", limit.name, limit.value)).collect::<Vec<_>>()
+            let layers = ["memory", "cgroup cpu", "processes"].map(|layer| fact(layer, FactState::On, "a test", ""));
+            let limits = limits(&config, &layers).into_iter();
+            limits.map(|limit| format!("{}: {}", limit.name, limit.value)).collect::<Vec<_>>()
         };
         assert_eq!(of("sandpool")[..2], ["time of a run: 60 s", "memory of a context: 2048 MB"]);
         assert_eq!(of("agentrun")[..2], ["time of a run: 30 s", "memory of a tenant: 2048 MB"]);
         assert_eq!(of("conversation")[1..3], ["memory of a context: 256 MB", "processor of a context: 0.5 cores"]);
         assert_eq!([&of("sandpool")[5], &of("agentrun")[5]], ["runs at once: 32", "runs at once: 3"]);
+    }
+
+    #[test]
+    fn no_figure_is_shown_for_a_limit_that_nothing_holds() {
+        let environment = Environment::of(&[("HOME", "/home/u")]);
+        let config = Config::load(&Sources { environment, flags: Vec::new(), is_root: false }).unwrap();
+        let layers = [("memory", FactState::On), ("cgroup cpu", FactState::Off), ("processes", FactState::Off)];
+        let layers = layers.map(|(layer, state)| fact(layer, state, "a watchdog", ""));
+        let shown: Vec<_> =
+            limits(&config, &layers).into_iter().map(|limit| (limit.name, limit.value, limit.held)).collect();
+        for expected in [
+            ("memory of a context", "2048 MB", true),
+            ("processor of a context", "none", false),
+            ("processes of a context", "none", false),
+        ] {
+            let (name, value, held) = expected;
+            assert!(shown.contains(&(name.into(), value.into(), held)), "{expected:?}: {shown:?}");
+        }
     }
 
     #[test]
