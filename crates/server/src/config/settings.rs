@@ -203,7 +203,7 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
 
-const GENERAL: [Setting; 99] = [
+const GENERAL: [Setting; 103] = [
     setting(
         "config",
         ConfigFile,
