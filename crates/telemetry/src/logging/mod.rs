@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_filter_that_is_none_is_named() {
-        let error = start("engine=loud", LogFormat::Human, false).unwrap_err();
+        let error = start("engine=loud", LogFormat::Human, false, None).unwrap_err();
         assert_eq!(error.to_string(), "`--log engine=loud` is not a filter");
     }
 }
