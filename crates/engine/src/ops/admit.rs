@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::{OpContext, ResolvedContext};
 use crate::context::{CellTurn, Occupied};
 use crate::keyed::Turn;
-use crate::op::{Call, EngineError, Event, Stage, Waiting};
+use crate::op::{Call, EngineError, Event, Stage, StageInProgress, Waiting};
+use crate::tenancy::Queued;
 
 /// Time after which a call informs its client that it waits.
 const INFORM_AFTER: Duration = Duration::from_secs(1);
@@ -104,9 +105,11 @@ impl OpContext {
         Ok((guard, self.wait_for_permits(call, queue_wait, &over).await?))
     }
 
-    pub(super) fn enqueue(&self) -> Result<crate::tenancy::Queued, EngineError> {
+    /// Takes a place in the queue of the tenant, until the returned value is dropped.
+    pub(super) fn enqueue(&self) -> Result<(Queued, StageInProgress), EngineError> {
         let length = self.inner.config.queue_length;
-        self.tenancy.enqueue(length).ok_or(EngineError::QueueFull(length))
+        let queued = self.tenancy.enqueue(length).ok_or(EngineError::QueueFull(length))?;
+        Ok((queued, self.stages.begin(Stage::Queue)))
     }
 
     fn try_permits(&self) -> Option<Permits> {
@@ -171,7 +174,6 @@ impl OpContext {
         why: impl Fn() -> Waiting,
         work: impl Future<Output = T>,
     ) -> Result<T, EngineError> {
-        let _stage = self.stages.begin(Stage::Queue);
         let mut work = pin!(work);
         let mut inform = pin!(tokio::time::sleep(INFORM_AFTER));
         let mut has_informed = false;
