@@ -317,12 +317,12 @@ impl Inner {
         };
         if self.most_tenants > 0 {
             for ((dialect, tool, tenant), ends) in &self.by_tenant().calls {
-                add(*dialect, *tool, Some(&**tenant), *ends);
+                add(dialect, tool, Some(&**tenant), *ends);
             }
         } else {
             let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
             for ((dialect, tool), ends) in &*calls {
-                add(*dialect, *tool, None, ends.each_ref().map(|calls| calls.count));
+                add(dialect, tool, None, ends.each_ref().map(|calls| calls.count));
             }
         }
         page.add(FamilyKind::Counter, "sandpool_calls_total", "Tool calls by how they ended.", samples);
