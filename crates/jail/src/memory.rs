@@ -258,7 +258,8 @@ impl Meter for Machine {
             true => self.search(sandbox, &processes),
             false => self.hidden.get(&sandbox.key).copied().unwrap_or(0),
         };
-        let of_processes = |process: &Process| process.status.anonymous + process.status.shared + process.status.tables;
+        let of_processes =
+            |process: &MeasuredProcess| process.status.anonymous + process.status.shared + process.status.tables;
         let resident: u64 = processes.all.iter().map(of_processes).sum();
         Ok(resident + in_memory_files(sandbox.pid) + hidden)
     }
@@ -278,10 +279,10 @@ impl Meter for Machine {
 /// The processes of a sandbox, read in the `/proc` of its pid namespace.
 struct Processes {
     proc: OwnedFd,
-    all: Vec<Process>,
+    all: Vec<MeasuredProcess>,
 }
 
-struct Process {
+struct MeasuredProcess {
     name: String,
     status: Status,
 }
@@ -313,7 +314,7 @@ impl Processes {
             if name.bytes().all(|byte| byte.is_ascii_digit())
                 && let Ok(text) = read(proc.as_fd(), &format!("{name}/status"))
             {
-                all.push(Process { name: name.to_owned(), status: Status::parse(&text) });
+                all.push(MeasuredProcess { name: name.to_owned(), status: Status::parse(&text) });
             }
         }
         Ok(Self { proc, all })
@@ -324,7 +325,7 @@ impl Processes {
     fn measure(&self, lookalikes: &mut Lookalikes) -> u64 {
         let statuses: BTreeMap<&str, &Status> = self.all.iter().map(|one| (&*one.name, &one.status)).collect();
         let mut waiting: BTreeMap<u64, usize> = BTreeMap::new();
-        let mut counts = |Process { name, status }: &&Process| {
+        let mut counts = |MeasuredProcess { name, status }: &&MeasuredProcess| {
             if !statuses.get(&*status.parent.to_string()).is_some_and(|parent| parent.is_like(status)) {
                 return true;
             }
@@ -353,7 +354,7 @@ impl Processes {
     }
 
     /// Returns the proportional share of a process in its memory, without files that are counted elsewhere.
-    fn share(&self, Process { name, status }: &Process) -> u64 {
+    fn share(&self, MeasuredProcess { name, status }: &MeasuredProcess) -> u64 {
         let rollup = match read(self.proc.as_fd(), &format!("{name}/smaps_rollup")) {
             Ok(text) => text,
             // The process has ended since its status was read.
@@ -375,7 +376,7 @@ impl Processes {
     fn memfds(&self) -> u64 {
         let mut seen = BTreeMap::new();
         let mut left = MAX_DESCRIPTORS;
-        for Process { name, .. } in &self.all {
+        for MeasuredProcess { name, .. } in &self.all {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let Ok(dir) = openat(&self.proc, format!("{name}/fd"), flags, Mode::empty()) else { continue };
             let Ok(entries) = Dir::read_from(&dir) else { continue };

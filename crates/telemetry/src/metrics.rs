@@ -539,7 +539,7 @@ mod tests {
             network_denials: 11,
             traffic: Traffic { connections: 13, bytes: 14 },
             http: HttpTotals { connections: 2, connections_open: 1, sessions_open: 2, bytes_served: 4096 },
-            otel_dropped: None,
+            otel_dropped: Some([15, 16, 17]),
         };
         let page = metrics.text(&gauges);
         // Times differ from run to run, so the test leaves out sums and looks only at the last bucket.

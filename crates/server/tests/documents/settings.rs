@@ -24,6 +24,11 @@ const SECTIONS: &[(&str, &str, &[&str])] = &[
         "[operating.md](operating.md#who-may-call) explains tokens, tenants and quotas.\n",
         &["auth.", "quota."],
     ),
+    (
+        "Metrics and OpenTelemetry",
+        "[operating.md](operating.md#health-and-metrics) explains both.\n",
+        &["metrics.", "otel."],
+    ),
     ("Files and journal", "[operating.md](operating.md#the-journal) explains the journal.\n", &["files.", "journal."]),
 ];
 
@@ -43,8 +48,8 @@ fn the_pages_of_settings_and_variables_are_those_that_the_table_makes() {
     }
 }
 
-/// A host, and files of the state directory, whose names look like keys.
-const NO_SETTINGS: [&str; 3] = ["files.pythonhosted.org", "journal.head", "journal.key"];
+/// A host, files of the state directory, and an attribute of spans, whose names look like keys.
+const NO_SETTINGS: [&str; 4] = ["files.pythonhosted.org", "journal.head", "journal.key", "network.transport"];
 
 #[test]
 fn every_setting_variable_and_make_target_that_a_document_names_exists() {

@@ -69,9 +69,9 @@ pub(crate) const SIGNALS: [&str; 3] = ["traces", "metrics", "logs"];
 
 /// Handle to the export. It is cheap to clone.
 #[derive(Clone)]
-pub struct Otel(Arc<Inner>);
+pub struct Otel(Arc<OtelState>);
 
-struct Inner {
+struct OtelState {
     config: OtelConfig,
     queue: Queue,
     ids: Ids,
@@ -88,7 +88,7 @@ impl Otel {
     /// process has only one thread.
     pub fn new(config: OtelConfig) -> Self {
         let queue = Queue::new(config.queue);
-        Self(Arc::new(Inner { config, queue, ids: Ids::new() }))
+        Self(Arc::new(OtelState { config, queue, ids: Ids::new() }))
     }
 
     /// Begins the span of a request, if traces are exported.

@@ -7,7 +7,7 @@ use sandbox::native::{Fact, FactState};
 
 use super::fact;
 use crate::cli::{CommandEnv, Failed, network};
-use crate::config::Network;
+use crate::config::{Network, UpstreamSource};
 
 pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
     let config = &context.config.network;
@@ -24,6 +24,9 @@ pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
             fact("secret", FactState::On, format!("`{}` for {}", secret.name, secret.hosts.join(", ")), "")
         }),
     );
+    facts.extend(
+        config.upstream.as_ref().map(|upstream| fact("upstream proxy", FactState::On, of_upstream(upstream), "")),
+    );
     if let Err(Failed(why)) = network::egress(&context.config) {
         facts.push(fact("secrets", FactState::Off, why, "correct the setting: no server starts with this one"));
     }
@@ -32,6 +35,15 @@ pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
         facts.push(fact("certutil", FactState::Absent, why, "on Debian: apt-get install libnss3-tools"));
     }
     facts
+}
+
+/// Says through what connections leave, and what is not checked therefore.
+fn of_upstream(upstream: &UpstreamSource) -> String {
+    let name = match upstream {
+        UpstreamSource::Given(proxy) => format!("{proxy:?}"),
+        UpstreamSource::Environment => "what `HTTPS_PROXY` and `HTTP_PROXY` name".into(),
+    };
+    format!("connections leave through {name}; it resolves names, so that addresses behind names are not checked here")
 }
 
 /// Reports the policies of the dialects, with one line for all dialects that have the same policy.
@@ -80,6 +92,14 @@ fn some(entries: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_upstream_proxy_is_told_with_what_is_not_checked() {
+        let proxy = egress::UpstreamProxy::parse("http://me:hunter2@proxy.test:3128").unwrap();
+        let told = of_upstream(&UpstreamSource::Given(proxy));
+        assert!(told.starts_with("connections leave through http://proxy.test:3128 with credentials; it"), "{told}");
+        assert!(!told.contains("hunter2"), "{told}");
+    }
 
     #[test]
     fn a_policy_is_told_in_a_line() {
