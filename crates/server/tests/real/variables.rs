@@ -394,6 +394,53 @@ fn network_and_browser() {
     assert!(client.finish().success());
 }
 
+/// The effects of these are tested with a collector (`service otel::`, `service observed::`) and with a proxy
+/// (`egress::proxy upstream::`); here each of them arrives.
+#[test]
+fn variables_of_the_export_the_metrics_and_the_proxy_arrive() {
+    let state = StateDir::new("variables-arrive");
+    let token = state.0.join("token");
+    std::fs::write(&token, "a-token-of-a-reader-of-metrics").unwrap();
+    std::fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+    let token = token.display().to_string();
+    let variables = [
+        ("SANDPOOL_NETWORK_UPSTREAM", "http://proxy.test:3128"),
+        ("SANDPOOL_NETWORK_FAKE_IP_DNS", "true"),
+        ("SANDPOOL_METRICS_TOKEN", "a-token-of-a-reader-of-metrics"),
+        ("SANDPOOL_METRICS_TOKEN_FILE", &token),
+        ("SANDPOOL_METRICS_LISTEN", "127.0.0.1:9464"),
+        ("OTEL_SDK_DISABLED", "true"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318/t"),
+        ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:4318/m"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://127.0.0.1:4318/l"),
+        ("OTEL_TRACES_EXPORTER", "none"),
+        ("OTEL_METRICS_EXPORTER", "none"),
+        ("OTEL_LOGS_EXPORTER", "none"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=value"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "2000"),
+        ("OTEL_SERVICE_NAME", "pool-of-a-test"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment=test"),
+        ("OTEL_TRACES_SAMPLER", "traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "100"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "10"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "1000"),
+    ];
+    for (name, value) in variables {
+        let mut command = program();
+        command.arg("config").arg("--state-dir").arg(state.0.join("state")).env(name, value);
+        let output = command.output().unwrap();
+        let page = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = page.lines().find(|line| line.ends_with(&format!("# ${name}")));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = line.unwrap_or_else(|| panic!("{name} has no effect: {said}{page}"));
+        let is_secret = name.ends_with("_TOKEN") || name.ends_with("_HEADERS");
+        assert_eq!(line.contains(value), !is_secret, "{line}");
+    }
+}
+
 /// A variable that comes to the program has to come here, too.
 #[test]
 fn no_variable_of_a_setting_is_forgotten() {
