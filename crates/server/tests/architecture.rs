@@ -20,11 +20,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-mcp", &["sandpool-engine", "sandpool-text"]),
     ("sandpool-telemetry", &["sandpool-dialects", "sandpool-engine", "sandpool-mcp", "sandpool-text"]),
     (
+        "sandpool-files",
+        &["sandpool-dialects", "sandpool-engine", "sandpool-mcp", "sandpool-telemetry", "sandpool-text"],
+    ),
+    (
         "sandpool",
         &[
             "sandpool-dialects",
             "sandpool-egress",
             "sandpool-engine",
+            "sandpool-files",
             "sandpool-mcp",
             "sandpool-runtimes",
             "sandpool-sandbox",
@@ -42,7 +47,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// Libraries that only these crates may know.
 const OWNED: &[(&str, &[&str])] = &[
     ("rmcp", &["sandpool", "sandpool-mcp"]),
-    ("axum", &["sandpool", "sandpool-mcp"]),
+    ("axum", &["sandpool", "sandpool-files", "sandpool-mcp"]),
     ("clap", &["sandpool", "sandpool-bench"]),
     ("oxc", &["sandpool-guest"]),
     ("landlock", &["sandpool-jail"]),
@@ -148,8 +153,20 @@ fn what_is_public_is_used_by_another_crate() {
 #[test]
 fn what_the_walk_names_exists() {
     let page = std::fs::read_to_string(workspace().join("docs/walk.md")).unwrap();
-    let crates =
-        ["server", "telemetry", "dialects", "mcp", "text", "engine", "proto", "guest", "jail", "sandbox", "egress"];
+    let crates = [
+        "server",
+        "files",
+        "telemetry",
+        "dialects",
+        "mcp",
+        "text",
+        "engine",
+        "proto",
+        "guest",
+        "jail",
+        "sandbox",
+        "egress",
+    ];
     let (mut named, lines) = (0, production());
     for name in page.split('`').skip(1).step_by(2).filter(|name| !name.contains([' ', '{', '/'])) {
         let parts: Vec<&str> = name.split("::").collect();

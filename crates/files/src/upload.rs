@@ -257,7 +257,7 @@ impl Uploads {
 }
 
 fn http_body_length(body: &Body) -> u64 {
-    use hyper::body::Body as _;
+    use axum::body::HttpBody as _;
     body.size_hint().lower()
 }
 

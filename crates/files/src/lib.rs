@@ -1,5 +1,5 @@
 //! Serves files by their links over HTTP: `GET` and `HEAD` of `/files/<key>/<path>`, in pieces, with ranges and
-//! conditions. The module `upload` takes files.
+//! conditions. The module `upload` receives files.
 //!
 //! The key is the permission, so no token is needed, and a wrong address gets the same answer as a file that does not
 //! exist. All content comes from a sandbox: a browser may save it, but must never show it as a page of this server.
@@ -29,7 +29,7 @@ mod multipart;
 mod upload;
 
 use conditions::{Decision, Version};
-pub(crate) use limit::TransferLimits;
+pub use limit::TransferLimits;
 use limit::{Permit, Permits};
 
 /// Bytes that are read at a time. A download never has more in memory.
@@ -90,11 +90,11 @@ struct Stat {
 pub struct Settings {
     /// If there is a signer, only links that it signed are served.
     pub signer: Option<Signer>,
-    pub(crate) limits: TransferLimits,
+    pub limits: TransferLimits,
     /// Function that is called for each file that is served.
-    pub(crate) on_served: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
+    pub on_served: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
     /// Function that is called for each file that was uploaded.
-    pub(crate) on_received: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
+    pub on_received: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
 }
 
 impl Default for Settings {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TransferLimits {
+pub struct TransferLimits {
     pub per_key: usize,
     /// Limit for one owner, so that the slow readers of one owner cannot keep all others out.
     pub per_owner: usize,
