@@ -21,6 +21,8 @@ from story import Impossible, Refused, check
 
 HERE = Path(__file__).parent
 PATIENCE = 120
+# The revision of each era. A client that speaks only one older revision names it as its era.
+REVISIONS = {"modern": "2026-07-28", "legacy": "2025-11-25", "2025-03-26": "2025-03-26", "2024-11-05": "2024-11-05"}
 
 
 class Place:
@@ -53,8 +55,8 @@ class Lines:
         first = self.next()
         if "refused" in first:
             raise Refused(first["refused"])
-        expected = "2025-11-25" if place.era == "legacy" else "2026-07-28"
-        check(first == {"connected": expected}, f"{first}")
+        self.revision = REVISIONS[place.era]
+        check(first == {"connected": self.revision}, f"{first}")
         yield self
 
     def close(self):
@@ -109,7 +111,10 @@ class Lines:
         """After three notifications of progress, each further on than the one before."""
         self.send("call", tool=tool, arguments=arguments, progress=True)
         seen = [self.next()["progress"] for _ in range(3)]
-        check("tick 0" in seen[0][1] and seen[0][0] < seen[1][0] < seen[2][0], f"progress was {seen}")
+        said = [message or "" for _, message in seen]
+        # The oldest revision has no messages.
+        check(("tick 0" in said[0]) if self.revision > "2024-11-05" else not any(said), f"progress was {seen}")
+        check(seen[0][0] < seen[1][0] < seen[2][0], f"progress was {seen}")
         self.write({"id": self.count, "op": "cancel"})
         while "progress" in (said := self.next()):
             pass
@@ -118,6 +123,13 @@ class Lines:
 
 class Python(Lines):
     argv = [os.environ["PYTHON_CLIENTS"] + "/python", str(HERE / "python_mcp.py")]
+
+
+class OlderPython(Lines):
+    argv = [os.environ["OLDER_PYTHON_CLIENTS"] + "/python", str(HERE / "python_mcp_older.py")]
+
+    def cancelled(self, _tool, _arguments, _begun):
+        raise Impossible("it has no way to cancel a call")
 
 
 class FastMcp(Lines):
@@ -130,6 +142,10 @@ class TypeScript(Lines):
 
 class TypeScriptSdk(Lines):
     argv = ["node", str(HERE / "typescript.mjs"), "sdk"]
+
+
+class OlderTypeScriptSdk(Lines):
+    argv = ["node", str(HERE / "typescript.mjs"), "sdk-2024"]
 
 
 class Command:
@@ -146,6 +162,7 @@ class Command:
     @contextlib.contextmanager
     def at(self, place):
         self.place = place
+        self.revision = REVISIONS[place.era]
         self.one_server = place.url is not None
         self.config.write_text(json.dumps({"mcpServers": {"sandpool": self.server()}, "imports": []}))
         yield self

@@ -29,11 +29,12 @@ ROWS = [
     ("`fastmcp call`", clients.FastMcpCommand, ["modern"]),
     ("TypeScript `client` 2.4.0", clients.TypeScript, BOTH),
     ("TypeScript `sdk` 1.32.2", clients.TypeScriptSdk, ["legacy"]),
+    ("Python `mcp` 1.9.4", clients.OlderPython, ["2025-03-26"]),
+    ("TypeScript `sdk` 1.10.2", clients.OlderTypeScriptSdk, ["2024-11-05"]),
     ("Inspector 2.12.0 `--cli`", clients.Inspector, BOTH),
     ("`mcporter` 0.12.3", clients.McPorter, ["legacy"]),
 ]
-DIALECTS_TOO = {clients.Python, clients.TypeScript, clients.TypeScriptSdk}
-REVISIONS = {"modern": "2026-07-28", "legacy": "2025-11-25"}
+DIALECTS_TOO = {clients.Python, clients.TypeScript, clients.TypeScriptSdk, clients.OlderPython, clients.OlderTypeScriptSdk}
 AT_ONCE = 3
 # How much of the server's log a failed step prints.
 LOG_LINES = 60
@@ -149,7 +150,7 @@ def page(rows):
         yield "|---" * (3 + len(columns)) + "|"
         for row in chosen:
             values = [shown(cells(row).get(column)) for column in columns]
-            yield f"| {row.name} | {row.transport} | {REVISIONS[row.era]} | " + " | ".join(values) + " |"
+            yield f"| {row.name} | {row.transport} | {clients.REVISIONS[row.era]} | " + " | ".join(values) + " |"
 
     story_table = list(table([*story.STEPS, "token"], rows, lambda row: row.cells))
     dialects = list(table(list(story.DIALECTS), [row for row in rows if row.dialects], lambda row: row.dialects))
@@ -173,7 +174,9 @@ def page(rows):
         "",
         "## The other dialects",
         "",
-        "The list of tools, and calls whose answers are read; the libraries check each answer against the tool's schema.",
+        "The list of tools, and calls whose answers are read: runs that leave files, files up and down, long outputs, pictures. The files behind the",
+        "links are fetched. The libraries check each answer against the tool's schema; those of older revisions refuse a whole answer if they do not know",
+        "the type of one of its blocks.",
         "",
         *dialects,
     ]

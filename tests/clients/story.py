@@ -6,6 +6,7 @@ raises `Impossible` with the reason when the client has no way to do it, and any
 
 import base64
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -41,11 +42,29 @@ server = http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Quiet)
 threading.Thread(target=server.serve_forever, daemon=True).start()"""
 MINE = {"sandbox_id": "{unique}"}
 
-# What to call in each of the other dialects, and what the answer's text has to hold.
+# It leaves a file behind.
+LEAVE = "import pathlib\nlength = pathlib.Path('{}/a.txt').write_text('left behind')"
+# A long output, which is cut, and the words at the end of the whole of it.
+LONG_OUTPUT = "print('x' * 100_000, 'the end')"
+CUT = "bytes left out"
+
+# What to call in each of the other dialects, what the answer's text has to hold, and perhaps what the file behind its link has to
+# hold, or PICTURE.
+PICTURE = object()
 DIALECTS = {
-    "agentrun": [("create_context", {"name": "{unique}"}, "created successfully"), ("list_contexts", {}, "{unique}")],
+    "agentrun": [
+        ("create_context", {"name": "{unique}"}, "created successfully"),
+        ("list_contexts", {}, "{unique}"),
+        ("upload_file", {"context_id": "{unique}", "path": "in/a.csv", "content": "n,square\n"}, '"size": 9'),
+        ("run_code", {"context_id": "{unique}", "code": LEAVE.format("/workspace")}, '"success": true'),
+        ("download_file", {"context_id": "{unique}", "path": "in/a.csv"}, "n,square", "n,square\n"),
+        ("download_file", {"context_id": "{unique}", "path": "a.txt"}, "left behind", "left behind"),
+        ("run_code", {"context_id": "{unique}", "code": LONG_OUTPUT}, CUT, "the end"),
+        ("run_code", {"context_id": "{unique}", "code": FIGURE}, "drawn", PICTURE),
+    ],
     "microsandbox": [
         ("execute_code", {"code": "print(6 * 7)", "session_id": "{unique}"}, "42"),
+        ("execute_code", {"code": LONG_OUTPUT, "session_id": "{unique}"}, CUT, "the end"),
         ("stop_session", {"session_id": "{unique}"}, "{unique}"),
     ],
     "workbench": [
@@ -58,12 +77,15 @@ DIALECTS = {
         ("browser_click", MINE | {"selector": "a"}, "downloaded downloads/list.csv (5 bytes)"),
         ("code_run", MINE | {"language": "shell", "code": "cat downloads/list.csv"}, "tea,4"),
         ("file_write", MINE | {"path": "note.txt", "content": "tea"}, "file_write ok: note.txt"),
-        ("file_read", MINE | {"path": "note.txt"}, '"content": "tea"'),
+        ("file_read", MINE | {"path": "note.txt"}, '"content": "tea"', "tea"),
+        ("code_run", MINE | {"language": "python", "code": LONG_OUTPUT}, CUT, "the end"),
         ("browser_click", MINE | {"selector": "ref_99"}, "hint: call browser_snapshot first"),
         ("sandbox_destroy", MINE, "sandbox_destroy ok"),
     ],
     "conversation": [
         ("sandbox.run_code", {"conversationId": "{unique}", "language": "python", "code": "print(6 * 7)"}, "42"),
+        ("sandbox.run_code", {"conversationId": "{unique}", "language": "python", "code": LEAVE.format("/data")}, '"name": "a.txt"', "left behind"),
+        ("sandbox.run_code", {"conversationId": "{unique}", "language": "python", "code": LONG_OUTPUT}, CUT),
         ("sandbox.list_runners", {}, "native/python"),
     ],
 }
@@ -90,6 +112,17 @@ def text(result):
     return "\n".join(block["text"] for block in result["content"] if block["type"] == "text")
 
 
+def pictures(result):
+    """The bytes of each picture."""
+    return [base64.b64decode(block["data"]) for block in result["content"] if block["type"] == "image"]
+
+
+def links(result):
+    """The addresses of files, in blocks or, in older revisions, in the text."""
+    blocks = [block["uri"] for block in result["content"] if block["type"] == "resource_link"]
+    return blocks or re.findall(r"http://127\.0\.0\.1:\d+/files/[^\s\"\\\]]+", text(result))
+
+
 def fetch(url):
     """Content type and bytes, without any proxy: the link has to work by itself."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -110,7 +143,8 @@ class Story:
         result = self.client.call(tool, arguments)
         check(bool(result.get("isError")) == failed, f"{tool}: {result}")
         facts = json.loads(result["content"][0]["text"])
-        expected = None if tool in TEXT_TOOLS else facts
+        is_text = tool in TEXT_TOOLS or self.client.revision < "2025-06-18"
+        expected = None if is_text else facts
         check(result.get("structuredContent") == expected, f"{tool}: structured content differs from the text: {result}")
         return facts, result
 
@@ -144,9 +178,9 @@ class Story:
     def picture(self):
         ran, result = self.run(FIGURE)
         check(ran["stdout"] == "drawn\n", f"{ran}")
-        pictures = [block for block in result["content"] if block["type"] == "image"]
-        check([picture["mimeType"] for picture in pictures] == ["image/png"], f"one PNG is expected: {result}")
-        check(base64.b64decode(pictures[0]["data"]).startswith(b"\x89PNG"), "the picture is no PNG")
+        kinds = [block["mimeType"] for block in result["content"] if block["type"] == "image"]
+        check(kinds == ["image/png"], f"one PNG is expected: {result}")
+        check(pictures(result)[0].startswith(b"\x89PNG"), "the picture is no PNG")
 
     def upload(self):
         written, result = self.get("write_file", path="data/table.csv", content=TABLE)
@@ -233,7 +267,13 @@ def with_token(connect):
 
 def in_dialect(client, dialect, unique):
     check(client.list(), "no tools")
-    for tool, arguments, expected in DIALECTS[dialect]:
+    for tool, arguments, expected, *more in DIALECTS[dialect]:
         filled = json.loads(json.dumps(arguments).replace("{unique}", unique))
-        said = text(client.call(tool, filled))
+        result = client.call(tool, filled)
+        said = text(result)
         check(expected.replace("{unique}", unique) in said, f"{tool}: {said}")
+        for content in more:
+            if content is PICTURE:
+                check([picture[:4] for picture in pictures(result)] == [b"\x89PNG"], f"{tool}: one PNG is expected: {said}")
+            else:
+                check(content.encode() in b"".join(fetch(link)[1] for link in links(result)), f"{tool}: {result}")

@@ -1,18 +1,19 @@
-// The TypeScript packages @modelcontextprotocol/client and @modelcontextprotocol/sdk: typescript.mjs client|sdk. They are found from
-// the directory in NODE_CLIENTS. What goes in and out is said in driver.py.
+// The TypeScript packages @modelcontextprotocol/client and @modelcontextprotocol/sdk: typescript.mjs client|sdk|sdk-2024, where the
+// last one is an older version of sdk. They are found from the directory in NODE_CLIENTS. What goes in and out is said in driver.py.
 
 import { createRequire } from 'node:module';
 import path from 'node:path';
 import readline from 'node:readline';
 import { pathToFileURL } from 'node:url';
 
-const sdk = process.argv[2] === 'sdk';
+const name = `@modelcontextprotocol/${process.argv[2]}`;
+const sdk = process.argv[2] !== 'client';
 const say = (line) => console.log(JSON.stringify(line));
-const load = (name) => import(pathToFileURL(createRequire(path.join(process.env.NODE_CLIENTS, 'package.json')).resolve(name)));
+const load = (module) => import(pathToFileURL(createRequire(path.join(process.env.NODE_CLIENTS, 'package.json')).resolve(module)));
 
-const main = await load(sdk ? '@modelcontextprotocol/sdk/client/index.js' : '@modelcontextprotocol/client');
-const stdio = await load(sdk ? '@modelcontextprotocol/sdk/client/stdio.js' : '@modelcontextprotocol/client/stdio');
-const http = sdk ? await load('@modelcontextprotocol/sdk/client/streamableHttp.js') : main;
+const main = await load(sdk ? `${name}/client/index.js` : name);
+const stdio = await load(sdk ? `${name}/client/stdio.js` : `${name}/stdio`);
+const http = sdk ? await load(`${name}/client/streamableHttp.js`) : main;
 
 let client;
 const running = new Map();
@@ -23,17 +24,27 @@ function transport({ command, url, token }) {
   return new http.StreamableHTTPClientTransport(new URL(url), { requestInit: { headers } });
 }
 
+// The older package does not tell the revision, so it is read from the server's answer.
+function revisionTold(over) {
+  let told;
+  let handler;
+  Object.defineProperty(over, 'onmessage', {
+    get: () => handler,
+    set: (wanted) => {
+      handler = (message, extra) => {
+        told ??= message.result?.protocolVersion;
+        wanted(message, extra);
+      };
+    },
+  });
+  return () => told;
+}
+
 async function connect(where) {
   const mode = where.era === 'legacy' ? 'legacy' : 'auto';
   client = new main.Client({ name: 'story', version: '1' }, sdk ? {} : { versionNegotiation: { mode } });
   const over = transport(where);
-  // The older package tells its transport alone.
-  let told;
-  const tell = over.setProtocolVersion?.bind(over);
-  over.setProtocolVersion = (version) => {
-    told = version;
-    tell?.(version);
-  };
+  const told = sdk ? revisionTold(over) : client.getNegotiatedProtocolVersion.bind(client);
   try {
     await client.connect(over);
   } catch (error) {
@@ -41,7 +52,7 @@ async function connect(where) {
   }
   // A message the client cannot read ends up here, and nowhere else.
   client.onerror = (error) => say({ complaint: String(error) });
-  say({ connected: client.getNegotiatedProtocolVersion?.() ?? told });
+  say({ connected: told() });
 }
 
 async function disconnect() {

@@ -17,13 +17,17 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 mod answer;
+mod errors;
 pub mod http;
 mod line;
 mod message;
+mod revision;
 mod service;
 pub mod stdio;
 
+pub use errors::ErrorStyle;
 pub use message::{MAX_UNSOLICITED, weight};
+pub use revision::{EncodedResult, Revision};
 pub use service::{ExtraMembers, is_modern};
 
 use service::Guarded;

@@ -10,9 +10,10 @@ use rmcp::model::{
     GetTaskParams, InitializeRequestParams, InputResponses, MetaObject, PaginatedRequestParams, Request,
     RequestMetaObject, RequestNoParam, RequestOptionalParam, UpdateTaskParams,
 };
-use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
+
+use super::errors::ErrorStyle;
 
 pub(crate) const PARSE_ERROR: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;
@@ -35,28 +36,22 @@ pub(crate) struct Fault {
     pub id: Value,
     pub code: i32,
     pub message: String,
+    /// Whether the message is JSON but no JSON-RPC request.
+    pub is_malformed: bool,
 }
 
 impl Fault {
     pub(crate) fn new(id: Value, code: i32, message: impl Into<String>) -> Self {
-        Self { id, code, message: message.into() }
+        Self { id, code, message: message.into(), is_malformed: false }
+    }
+
+    /// Returns the error for a message that is JSON but no JSON-RPC request.
+    fn malformed(id: Value, why: &str) -> Self {
+        Self { is_malformed: true, ..Self::new(id, INVALID_REQUEST, why) }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            code: i32,
-            message: &'a str,
-        }
-        #[derive(Serialize)]
-        struct Envelope<'a> {
-            jsonrpc: &'static str,
-            id: &'a Value,
-            error: Body<'a>,
-        }
-        let envelope =
-            Envelope { jsonrpc: "2.0", id: &self.id, error: Body { code: self.code, message: &self.message } };
-        serde_json::to_vec(&envelope).expect("plain data")
+        ErrorStyle::default().encode(self)
     }
 }
 
@@ -101,12 +96,11 @@ pub(crate) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
     // RFC 8259 lets a reader ignore a byte order mark, and some shells write one.
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
     match parse(line)? {
-        Value::Array(_) if !batches => Err(Fault::new(
+        Value::Array(_) if !batches => Err(Fault::malformed(
             Value::Null,
-            INVALID_REQUEST,
             "batches are not part of this protocol revision; send one message a line",
         )),
-        Value::Array(items) if items.is_empty() => Err(Fault::new(Value::Null, INVALID_REQUEST, "the batch is empty")),
+        Value::Array(items) if items.is_empty() => Err(Fault::malformed(Value::Null, "the batch is empty")),
         Value::Array(items) if items.len() > MAX_BATCH => {
             let message = format!("a batch of {} messages is over the limit of {MAX_BATCH}", items.len());
             Err(Fault::new(Value::Null, INVALID_REQUEST, message))
@@ -133,7 +127,7 @@ fn in_batch(value: Value) -> Result<Message, Fault> {
 }
 
 fn message(value: Value) -> Result<Message, Fault> {
-    let bad = |id: &Value, why: &str| Fault::new(id.clone(), INVALID_REQUEST, why);
+    let bad = |id: &Value, why: &str| Fault::malformed(id.clone(), why);
     let Value::Object(mut envelope) = value else {
         return Err(bad(&Value::Null, "a message is a JSON object"));
     };

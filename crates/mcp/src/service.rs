@@ -1,5 +1,6 @@
 //! The wrapper around every handler on every transport. It turns a panic into an answer, refuses methods that were not
-//! declared, and adds the members of a result for which rmcp's types have no room.
+//! declared, fits results to the client's revision, and adds the members of a result for which rmcp's types have no
+//! room.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
@@ -17,12 +18,16 @@ use serde_json::{Map, Value};
 use text::shown;
 use tokio_util::sync::CancellationToken;
 
+use super::errors::ErrorStyle;
+use crate::revision::Revision;
+
 /// A handler in this wrapper.
 pub(crate) struct Guarded<S> {
     pub service: S,
     /// Token that cancels every call that still runs, as the last step of a shutdown. Over HTTP there is none, because
     /// the calls' own tokens are children of the server's.
     pub halt: Option<CancellationToken>,
+    pub errors: ErrorStyle,
 }
 
 /// Members of a result in addition to those that rmcp knows. A handler finds them in its request's extensions.
@@ -53,12 +58,40 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
     async fn handle_request(
         &self,
         request: ClientRequest,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ServerResult, ErrorData> {
+        let is_call = matches!(request, ClientRequest::CallToolRequest(_));
+        self.handle(request, context).await.map_err(|error| self.errors.reword(error, is_call))
+    }
+
+    async fn handle_notification(
+        &self,
+        notification: ClientNotification,
+        context: NotificationContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        self.service.handle_notification(notification, context).await
+    }
+
+    fn get_info(&self) -> ServerConfig {
+        self.service.get_info()
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        self.service.supported_protocol_versions()
+    }
+}
+
+impl<S: Service<RoleServer>> Guarded<S> {
+    async fn handle(
+        &self,
+        request: ClientRequest,
         mut context: RequestContext<RoleServer>,
     ) -> Result<ServerResult, ErrorData> {
         if is_modern(&context) && REMOVED.contains(&request.method()) {
             return Err(not_found(request.method()));
         }
         self.refuse_undeclared(&request)?;
+        let revision = context.extensions.get::<Revision>().copied().unwrap_or_default();
         let extra = ExtraMembers::default();
         context.extensions.insert(extra.clone());
         let what = match &request {
@@ -81,7 +114,10 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
             }
         };
         match handled {
-            Ok(result) => result.map(|result| extra.add_to(result)),
+            Ok(result) => result.map(|mut result| {
+                revision.fit(&mut result);
+                extra.add_to(result)
+            }),
             Err(Panicked) => {
                 tracing::error!(what, "a handler panicked");
                 Err(ErrorData::internal_error(format!("internal error in {what}: the call was given up"), None))
@@ -89,24 +125,6 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
         }
     }
 
-    async fn handle_notification(
-        &self,
-        notification: ClientNotification,
-        context: NotificationContext<RoleServer>,
-    ) -> Result<(), ErrorData> {
-        self.service.handle_notification(notification, context).await
-    }
-
-    fn get_info(&self) -> ServerConfig {
-        self.service.get_info()
-    }
-
-    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        self.service.supported_protocol_versions()
-    }
-}
-
-impl<S: Service<RoleServer>> Guarded<S> {
     /// Refuses methods whose capability was not declared, and declared methods with invalid params. rmcp answers some
     /// of the former with success and an empty list, and reports the latter as unknown methods.
     fn refuse_undeclared(&self, request: &ClientRequest) -> Result<(), ErrorData> {

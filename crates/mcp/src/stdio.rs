@@ -13,7 +13,7 @@ use std::time::Duration;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
-    GetExtensions, GetMeta, JsonRpcMessage, RequestId,
+    GetExtensions, GetMeta, JsonRpcMessage, ProtocolVersion, RequestId, ServerResult,
 };
 use rmcp::service::{RxJsonRpcMessage, Service, TxJsonRpcMessage, serve_directly_with_ct};
 use rmcp::transport::Transport;
@@ -26,7 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::answer::{self, MAX_ANSWER};
 use super::line::{InputLine, LineSplitter, MAX_LINE};
 use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
-use super::{Caller, Guarded, Origin, QueuedSignal};
+use super::{Caller, ErrorStyle, Guarded, Origin, QueuedSignal, Revision};
 
 /// Maximum number of requests without an answer. The next request is read when one of them is answered.
 const MAX_IN_FLIGHT: u32 = 256;
@@ -38,11 +38,12 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct StdioOptions {
     /// How long calls in flight may continue after the end of input or a shutdown.
     pub grace: Duration,
+    pub errors: ErrorStyle,
 }
 
 impl Default for StdioOptions {
     fn default() -> Self {
-        Self { grace: Duration::from_secs(30) }
+        Self { grace: Duration::from_secs(30), errors: ErrorStyle::default() }
     }
 }
 
@@ -88,11 +89,11 @@ pub async fn serve<S: Service<RoleServer>>(
     let (out, lines_out) = mpsc::channel(16);
     let writer = tokio::spawn(write_lines(output, lines_out, gone.clone()));
     let (to_service, from_client) = mpsc::channel(1);
-    let connection = Arc::new(StdioConnection::new(out));
+    let connection = Arc::new(StdioConnection::new(out, options.errors));
     // There is one client in one process.
     let caller = Caller::local(Some("stdio".into()));
     let service = serve_directly_with_ct(
-        Guarded { service: make(caller), halt: Some(halt.clone()) },
+        Guarded { service: make(caller), halt: Some(halt.clone()), errors: options.errors },
         ServiceTransport { connection: connection.clone(), from_client },
         None,
         CancellationToken::new(),
@@ -162,6 +163,7 @@ async fn write_lines(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Recei
 /// The client's connection and the requests that wait for an answer.
 struct StdioConnection {
     out: mpsc::Sender<Vec<u8>>,
+    errors: ErrorStyle,
     waiting: Mutex<Waiting>,
     room: Arc<Semaphore>,
 }
@@ -173,8 +175,17 @@ struct Waiting {
     calls: HashMap<i64, Waiter>,
     /// Our ids by the client's id as JSON, so that `1` and `"1"` differ.
     ids: HashMap<String, i64>,
-    /// The revision that `initialize` asked for, or the one that a later request named last.
-    revision: Option<String>,
+    /// The revision that `initialize` negotiated, or asked for if it has no answer yet.
+    negotiated: Revision,
+    /// The revision that a request named last.
+    named: Revision,
+}
+
+impl Waiting {
+    fn negotiate(&mut self, version: &ProtocolVersion) {
+        self.negotiated = Revision::of(version.as_str());
+        self.named = self.negotiated;
+    }
 }
 
 /// A request without its answer.
@@ -188,8 +199,8 @@ struct Waiter {
 }
 
 impl StdioConnection {
-    fn new(out: mpsc::Sender<Vec<u8>>) -> Self {
-        Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)) }
+    fn new(out: mpsc::Sender<Vec<u8>>, errors: ErrorStyle) -> Self {
+        Self { out, errors, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)) }
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
@@ -203,20 +214,14 @@ impl StdioConnection {
 
     async fn take_line(&self, line: InputLine, service: &mpsc::Sender<ClientJsonRpcMessage>) {
         let incoming = match line {
-            InputLine::Whole(line) => message::read(&line, self.has_batches()),
+            InputLine::Whole(line) => message::read(&line, self.waiting().named.has_batches()),
             InputLine::TooLong { length, head, tail } => Err(message::too_long(length, MAX_LINE, &head, &tail)),
         };
         match incoming {
             Ok(Incoming::One(message)) => self.take(message, None, service).await,
             Ok(Incoming::Batch(messages)) => self.take_batch(messages, service).await,
-            Err(fault) => self.deliver(None, fault.encode()).await,
+            Err(fault) => self.deliver(None, self.errors.encode(&fault)).await,
         }
-    }
-
-    /// Returns whether the client may send batches, which revision 2025-06-18 removed. Before `initialize` the client
-    /// is assumed to use the oldest revision.
-    fn has_batches(&self) -> bool {
-        self.waiting().revision.as_deref().is_none_or(|revision| matches!(revision, "2024-11-05" | "2025-03-26"))
     }
 
     async fn take_batch(&self, messages: Vec<Result<Message, Fault>>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
@@ -228,7 +233,7 @@ impl StdioConnection {
                 Ok(message) => self.take(message, Some(&batch), service).await,
                 Err(fault) => {
                     batch.expect();
-                    self.deliver(Some(&batch), fault.encode()).await;
+                    self.deliver(Some(&batch), self.errors.encode(&fault)).await;
                 }
             }
         }
@@ -260,18 +265,16 @@ impl StdioConnection {
         // The slot is reserved first: after `enter` this future cannot be dropped before the request is sent, so no
         // request is forgotten.
         let Ok(slot) = service.reserve().await else { return };
-        let revision = match &*request {
-            ClientRequest::InitializeRequest(request) => Some(request.params.protocol_version.as_str().to_owned()),
-            other => other.get_meta().protocol_version().map(|version| version.as_str().to_owned()),
-        };
         let queued = CancellationToken::new();
-        let Some(ours) = self.enter(&id, revision, batch, room, queued.clone().drop_guard()) else {
+        let Some(ours) = self.enter(&id, batch, room, queued.clone().drop_guard()) else {
             let fault = Fault::new(id, INVALID_REQUEST, "a request with this `id` is still running");
-            return self.deliver(batch, fault.encode()).await;
+            return self.deliver(batch, self.errors.encode(&fault)).await;
         };
         let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
         request.extensions_mut().insert(QueuedSignal(queued.clone()));
         request.extensions_mut().insert(Origin { id: id.clone(), ..Origin::default() });
+        let revision = self.revision_of(&request);
+        request.extensions_mut().insert(revision);
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
         if is_call {
             tokio::select! {
@@ -281,11 +284,22 @@ impl StdioConnection {
         }
     }
 
+    /// Returns the revision by which a request is answered: its own, or the connection's.
+    fn revision_of(&self, request: &ClientRequest) -> Revision {
+        let mut waiting = self.waiting();
+        if let ClientRequest::InitializeRequest(request) = request {
+            waiting.negotiate(&request.params.protocol_version);
+        } else if let Some(version) = request.get_meta().protocol_version() {
+            waiting.named = Revision::of(version.as_str());
+            return waiting.named;
+        }
+        waiting.negotiated
+    }
+
     /// Returns our id for a request of the client, or `None` if a request with the client's id still runs.
     fn enter(
         &self,
         id: &Value,
-        revision: Option<String>,
         batch: Option<&Arc<Batch>>,
         room: OwnedSemaphorePermit,
         queued: DropGuard,
@@ -299,9 +313,6 @@ impl StdioConnection {
         let ours = waiting.last;
         waiting.ids.insert(key, ours);
         waiting.calls.insert(ours, Waiter { id: id.clone(), batch: batch.cloned(), _room: room, _queued: queued });
-        if revision.is_some() {
-            waiting.revision = revision;
-        }
         Some(ours)
     }
 
@@ -325,15 +336,24 @@ impl StdioConnection {
     }
 
     /// Sends a message of the service to the request that it belongs to.
-    async fn send(&self, message: TxJsonRpcMessage<RoleServer>) {
+    async fn send(&self, mut message: TxJsonRpcMessage<RoleServer>) {
         let ours = match &message {
             JsonRpcMessage::Response(response) => Some(&response.id),
             JsonRpcMessage::Error(error) => error.id.as_ref(),
             JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => {
-                return self.write(answer::encode(&Value::Null, &message)).await;
+                let revision = self.waiting().named;
+                if revision.fit_message(&mut message) {
+                    self.write(answer::encode(&Value::Null, &message)).await;
+                }
+                return;
             }
         };
         let Some(RequestId::Number(ours)) = ours else { return };
+        if let JsonRpcMessage::Response(response) = &message
+            && let ServerResult::InitializeResult(result) = &response.result
+        {
+            self.waiting().negotiate(&result.protocol_version);
+        }
         let Some(waiter) = self.leave(*ours) else { return };
         let bytes = answer::encode(&waiter.id, &message);
         self.deliver(waiter.batch.as_ref(), bytes).await;

@@ -36,7 +36,7 @@ use super::session::{self, Listener, Session, Sessions};
 use super::share::{Share, Shares};
 use super::sse::{self, EventSource};
 use super::turns::{Turn, Turns, during};
-use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
+use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused, reworded};
 use crate::Origin;
 use crate::answer::{self, MAX_ANSWER};
 use crate::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message, PARSE_ERROR};
@@ -213,12 +213,13 @@ impl Server {
             request_id: request_id.to_string(),
             peer: connection.peer,
         };
-        match parts.method {
+        let response = match parts.method {
             Method::POST => self.post(info, &parts, body, connection).await,
             Method::GET | Method::HEAD => self.get(info, connection).await,
             Method::DELETE => self.delete(&info),
             _ => not_allowed("this method is not served here"),
-        }
+        };
+        reworded(response, endpoint.errors)
     }
 
     async fn post(
@@ -259,7 +260,7 @@ impl Server {
             Err(unknown) => return unknown.answer(message::id_of(&bytes).unwrap_or_default()),
         };
         let batches = match &session {
-            Some(session) => session.has_batches(),
+            Some(session) => session.revision().has_batches(),
             None => revision::has_batches(headers),
         };
         let (read, turn) = if is_large {
@@ -320,9 +321,8 @@ impl Server {
         let (mut exchange, era) = match self.begin(&info, session.as_ref(), item, form != Form::Json) {
             Ok(started) => started,
             Err((status, fault)) => {
-                let bytes = fault.encode();
-                self.log_answer(&method, &bytes);
-                return json(status, bytes);
+                self.log_answer(&method, &info.endpoint.errors.encode(&fault));
+                return refuse(status, &fault);
             }
         };
         match opening {
@@ -350,6 +350,7 @@ impl Server {
         let era = revision::era(info.headers, &id, &request, &info.endpoint.schemas)
             .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
+        let revision = session.map_or_else(|| era.revision(), |session| session.revision());
         let peer = match (&era, session, &request) {
             (_, _, ClientRequest::InitializeRequest(initialize)) => initialize.params.clone(),
             (_, Some(session), _) => session.info.clone(),
@@ -369,15 +370,17 @@ impl Server {
             request_id: Some(info.request_id.clone()),
             peer: Some(info.peer),
         });
+        request.extensions_mut().insert(revision);
         let peer = match info.endpoint.direct && Direct::takes(&request) {
             true => {
-                ClientPeer::Direct(self.peers.lease(peer, || (info.endpoint.make)(caller.clone(), Hold::default())))
+                ClientPeer::Direct(self.peers.lease(peer, || info.endpoint.service(caller.clone(), Hold::default())))
             }
             false => ClientPeer::Loop(Box::new(peer)),
         };
         let parts = ExchangeParts {
-            service: (info.endpoint.make)(caller, hold.clone()),
+            service: info.endpoint.service(caller, hold.clone()),
             peer,
+            revision,
             session: session.filter(|_| can_ask).cloned(),
             entry,
             halt: self.halt.clone(),
@@ -408,7 +411,7 @@ impl Server {
         let PostedRequest { info, form, session } = posted;
         // From here on the bytes of the body are counted in the holds of its messages. All of them are counted before
         // the first one waits for its turn.
-        let hold = info.hold.clone();
+        let (hold, errors) = (info.hold.clone(), info.endpoint.errors);
         let _ = hold.set(0);
         let mut refusals = Vec::new();
         let mut steps = Vec::new();
@@ -420,12 +423,12 @@ impl Server {
                     let hold = info.hold.apart();
                     match hold.set(memory_of(weight)) {
                         Ok(()) => steps.push(BatchStep::Start(BatchItem { id, request: *request, hold })),
-                        Err(full) => refusals.push(Fault::new(id, SERVER_ERROR, full.to_string()).encode()),
+                        Err(full) => refusals.push(errors.encode(&Fault::new(id, SERVER_ERROR, full.to_string()))),
                     }
                 }
                 Ok(Message::Cancelled { id, .. }) => steps.push(BatchStep::Withdraw(id)),
                 Ok(Message::Answer { .. } | Message::Ignored) => {}
-                Err(fault) => refusals.push(fault.encode()),
+                Err(fault) => refusals.push(errors.encode(&fault)),
             }
         }
         let mut exchanges = Vec::new();
@@ -441,7 +444,7 @@ impl Server {
                             }
                             exchanges.push(exchange);
                         }
-                        Err((_, fault)) => refusals.push(fault.encode()),
+                        Err((_, fault)) => refusals.push(errors.encode(&fault)),
                     }
                 }
                 BatchStep::Withdraw(id) => {
@@ -517,6 +520,11 @@ impl Server {
         }
         let session = match self.session(&info) {
             Ok(Some(session)) => session,
+            // The stream counts as one of the caller's requests in flight.
+            Ok(None) if info.endpoint.open_stream && !revision::is_modern(info.headers) => {
+                let source = IdleStream { _listener: None, ended: self.closing.clone() };
+                return sse::response(source, self.options().keep_alive, self.closing.clone());
+            }
             Ok(None) => return not_allowed("a stream of its own belongs to a session; there is none"),
             Err(unknown) => return unknown.answer(Value::Null),
         };
@@ -534,7 +542,7 @@ impl Server {
         // the connection.
         match session.listen() {
             Some(listener) => {
-                let source = IdleStream { _listener: listener, ended: session.ended.clone() };
+                let source = IdleStream { _listener: Some(listener), ended: session.ended.clone() };
                 sse::response(source, keep_alive, self.closing.clone())
             }
             None => refused(StatusCode::CONFLICT, "this session has too many streams already"),
@@ -659,9 +667,10 @@ impl EventSource for Plain {
     }
 }
 
-/// A session's stream that belongs to no request; the server never sends a message on it.
+/// A stream that belongs to no request; the server never sends a message on it.
 struct IdleStream {
-    _listener: Listener,
+    /// The stream's place among those of its session, if it has one.
+    _listener: Option<Listener>,
     ended: CancellationToken,
 }
 

@@ -25,9 +25,9 @@ use super::direct::{Direct, PeerLease};
 use super::session::{Session, SessionCall};
 use super::turns::Turn;
 use super::{SERVER_ERROR, sse};
-use crate::QueuedSignal;
 use crate::answer;
 use crate::message::{Fault, INTERNAL_ERROR};
+use crate::{QueuedSignal, Revision};
 
 /// Maximum number of messages that wait for a client that reads slowly.
 const QUEUE: usize = 16;
@@ -36,6 +36,8 @@ const QUEUE: usize = 16;
 pub(super) struct ExchangeParts {
     pub service: Box<dyn DynService<RoleServer>>,
     pub peer: ClientPeer,
+    /// The revision by which the request is answered.
+    pub revision: Revision,
     /// The session through which the client's answers to our questions arrive, if the client can be asked.
     pub session: Option<Arc<Session>>,
     /// The call's entry in its session.
@@ -56,6 +58,7 @@ pub(super) enum ClientPeer {
 
 pub(super) struct Exchange {
     id: Value,
+    revision: Revision,
     source: MessageSource,
     over: bool,
     /// Token that is cancelled when the request has its place in the engine's queue, or its answer.
@@ -193,7 +196,7 @@ impl Exchange {
                 MessageSource::Loop { messages, _cancel: cancel.drop_guard() }
             }
         };
-        Self { id, source, over: false, queued, entry: parts.entry, hold: parts.hold }
+        Self { id, revision: parts.revision, source, over: false, queued, entry: parts.entry, hold: parts.hold }
     }
 
     /// Lets the call continue while its next message is not awaited. A call that has not begun begins in the given
@@ -229,13 +232,16 @@ impl Exchange {
                 message = self.source.next() => message,
             },
         };
-        let Some(message) = message else {
+        let Some(mut message) = message else {
             self.over = true;
             let fault = Fault::new(self.id.clone(), INTERNAL_ERROR, "the call ended without an answer");
             let error = Some(ErrorCode::INTERNAL_ERROR);
             let answer = AnswerBytes::last(&self.id, fault.encode(), self.hold.clone());
             return Some(Some(ExchangeEvent::Last(FinalAnswer { answer, error, initialized: None })));
         };
+        if !self.revision.fit_message(&mut message) {
+            return None;
+        }
         let bytes = match (&message, self.source.prepared()) {
             (JsonRpcMessage::Response(_), Some(result)) => answer::around(&self.id, result),
             _ => answer::encode(&self.id, &message),

@@ -40,7 +40,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::message::Fault;
-use crate::{Caller, Guarded};
+use crate::{Caller, ErrorStyle, Guarded};
 
 mod body;
 mod connection;
@@ -148,7 +148,7 @@ pub struct Denied {
 
 pub type Status = dyn Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync;
 type Schemas = dyn Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync;
-type Make = dyn Fn(Caller, Hold) -> Box<dyn DynService<RoleServer>> + Send + Sync;
+type Make = dyn Fn(Caller, Hold, ErrorStyle) -> Box<dyn DynService<RoleServer>> + Send + Sync;
 
 /// One endpoint, `/mcp/<name>`.
 pub struct Endpoint {
@@ -156,6 +156,8 @@ pub struct Endpoint {
     schemas: Box<Schemas>,
     status: Box<Status>,
     direct: bool,
+    errors: ErrorStyle,
+    open_stream: bool,
 }
 
 impl Endpoint {
@@ -165,11 +167,35 @@ impl Endpoint {
         make: impl Fn(Caller, Hold) -> S + Send + Sync + 'static,
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
     ) -> Self {
-        let make = move |caller, hold| {
-            let guarded = Guarded { service: make(caller, hold), halt: None };
+        let make = move |caller, hold, errors| {
+            let guarded = Guarded { service: make(caller, hold), halt: None, errors };
             Box::new(guarded) as Box<dyn DynService<RoleServer>>
         };
-        Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
+        Self {
+            make: Box::new(make),
+            schemas: Box::new(|_| None),
+            status: Box::new(status),
+            direct: false,
+            errors: ErrorStyle::default(),
+            open_stream: false,
+        }
+    }
+
+    /// Sets how errors are worded.
+    pub fn with_errors(mut self, errors: ErrorStyle) -> Self {
+        self.errors = errors;
+        self
+    }
+
+    /// Sets whether the stream that belongs to no request opens for clients without a session, too.
+    pub fn with_open_stream(mut self, open_stream: bool) -> Self {
+        self.open_stream = open_stream;
+        self
+    }
+
+    /// Returns the service for one request.
+    fn service(&self, caller: Caller, hold: Hold) -> Box<dyn DynService<RoleServer>> {
+        (self.make)(caller, hold, self.errors)
     }
 
     /// Declares that the service sends no requests to its clients and that its notifications go through the request's
@@ -218,7 +244,17 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: CancellationToken,
 
 /// Returns a refusal by the transport itself. Its body is a JSON-RPC error, which clients can read.
 fn refuse(status: StatusCode, fault: &Fault) -> Response<Body> {
-    json(status, fault.encode())
+    let mut response = json(status, fault.encode());
+    response.extensions_mut().insert(fault.clone());
+    response
+}
+
+/// Words a refusal as its endpoint does.
+fn reworded(mut response: Response<Body>, errors: ErrorStyle) -> Response<Body> {
+    if let Some(fault) = response.extensions_mut().remove::<Fault>() {
+        *response.body_mut() = errors.encode(&fault).into();
+    }
+    response
 }
 
 fn json(status: StatusCode, bytes: impl Into<Body>) -> Response<Body> {

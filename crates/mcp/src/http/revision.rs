@@ -9,6 +9,7 @@ use http::HeaderMap;
 use rmcp::model::{ClientRequest, ErrorCode, GetMeta, JsonObject, ProtocolVersion};
 use serde_json::Value;
 
+use crate::Revision;
 use crate::message::{Fault, INVALID_PARAMS, INVALID_REQUEST};
 
 pub(super) const VERSION: &str = "mcp-protocol-version";
@@ -24,15 +25,26 @@ pub(super) enum Era {
     Modern { version: ProtocolVersion, meta_is_malformed: bool },
 }
 
+impl Era {
+    /// Returns the revision by which a request outside of a session is answered.
+    pub(super) fn revision(&self) -> Revision {
+        match self {
+            Self::Legacy { version } => {
+                version.as_ref().map_or(Revision::Unstated, |version| Revision::of(version.as_str()))
+            }
+            Self::Modern { version, .. } => Revision::of(version.as_str()),
+        }
+    }
+}
+
 /// Returns whether the header names revision 2026-07-28 or later.
 pub(super) fn is_modern(headers: &HeaderMap) -> bool {
     text(headers, VERSION).ok().flatten().is_some_and(|version| version >= ProtocolVersion::V_2026_07_28.as_str())
 }
 
-/// Returns whether the client may send batches, which revision 2025-06-18 removed. A client without the header is
-/// assumed to use the oldest revision.
+/// Returns whether the client may send batches in the revision that the header names.
 pub(super) fn has_batches(headers: &HeaderMap) -> bool {
-    text(headers, VERSION).is_ok_and(|version| version.is_none_or(|v| v <= ProtocolVersion::V_2025_03_26.as_str()))
+    text(headers, VERSION).is_ok_and(|version| version.map_or(Revision::Unstated, Revision::of).has_batches())
 }
 
 pub(super) fn era(

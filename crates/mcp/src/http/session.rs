@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::HttpOptions;
 use super::counters::{Counters, Open};
 use super::replay::Replay;
+use crate::Revision;
 use crate::message::{Fault, INVALID_REQUEST};
 
 /// Error code for an unknown session, as the official SDKs use it.
@@ -200,11 +201,12 @@ impl Session {
 
     /// Returns whether streams of the session's revision begin with an event that lets the client resume them.
     pub(super) fn is_resumable(&self) -> bool {
-        self.info.protocol_version >= ProtocolVersion::V_2025_11_25
+        self.revision() >= Revision::V2025_11_25
     }
 
-    pub(super) fn has_batches(&self) -> bool {
-        self.info.protocol_version <= ProtocolVersion::V_2025_03_26
+    /// Returns the revision that the session negotiated.
+    pub(super) fn revision(&self) -> Revision {
+        Revision::of(self.info.protocol_version.as_str())
     }
 
     /// Records a call, unless a call with its id still runs or the session has just ended.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::client::{
     Answer, BOTH, Server, borrowed, call, eventually, initialize, modern, notification, request, session,
 };
+use crate::toy::LINK;
 
 async fn body(server: &Server, bytes: &[u8]) -> Answer {
     server.client().await.ask("POST", "/mcp", &[("content-type", "application/json")], bytes).await
@@ -434,6 +435,45 @@ async fn batches_are_of_the_oldest_revisions() {
     assert_eq!(server.post(&[("mcp-session-id", &older)], &many(2)).await.status, 200);
     let stream = server.post(&[("accept", "text/event-stream")], &many(2)).await;
     assert!(String::from_utf8(stream.body).unwrap().starts_with("data: [{"));
+    server.stop().await;
+}
+
+/// Every way to name a revision decides what is sent: a session, a header, the request itself, nothing, and all of these for
+/// each message of a batch.
+#[tokio::test]
+async fn an_answer_has_only_what_the_revision_has() {
+    let server = Server::start().await;
+    let link = call(1, "link", json!({}));
+    let kinds = |result: &Value| -> Vec<String> {
+        result["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap().to_owned()).collect()
+    };
+    let check = |how: &str, result: &Value, version: Option<&str>| {
+        let (audio, links) = (version >= Some("2025-03-26"), version >= Some("2025-06-18"));
+        let expected = ["text", if audio { "audio" } else { "resource" }, if links { "resource_link" } else { "text" }];
+        assert_eq!(kinds(result), expected, "{how} {version:?}: {result}");
+        let last = if links { &result["content"][2]["uri"] } else { &result["content"][2]["text"] };
+        let text = format!("\"plot.png\" (image/png, 9 bytes): {LINK}");
+        assert_eq!(last.as_str(), Some(if links { LINK } else { &text }), "{how} {version:?}: {result}");
+        // The documents print it in answers to a plain POST.
+        let is_structured = links || version.is_none();
+        assert_eq!(result.get("structuredContent").is_some(), is_structured, "{how} {version:?}: {result}");
+        assert_eq!(result.get("resultType").is_some(), version == Some("2026-07-28"), "{how} {version:?}: {result}");
+    };
+    check("bare", &server.post(&[], &link).await.json()["result"], None);
+    check("a bare batch", &server.post(&[], &json!([link])).await.json()[0]["result"], None);
+    for version in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
+        let id = session(&server, version, &[]).await;
+        let (of_session, named) = ([("mcp-session-id", id.as_str())], [("mcp-protocol-version", version)]);
+        check("a session", &server.post(&of_session, &link).await.json()["result"], Some(version));
+        check("a header", &server.post(&named, &link).await.json()["result"], Some(version));
+        if version < "2025-06-18" {
+            let batch = json!([link]);
+            check("a batch", &server.post(&of_session, &batch).await.json()[0]["result"], Some(version));
+            check("a named batch", &server.post(&named, &batch).await.json()[0]["result"], Some(version));
+        }
+    }
+    let (headers, link) = modern(1, "tools/call", json!({ "name": "link", "arguments": {} }));
+    check("itself", &server.post(&borrowed(&headers), &link).await.json()["result"], Some("2026-07-28"));
     server.stop().await;
 }
 

@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use mcp::{Caller, ExtraMembers};
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, JsonObject, ListToolsResult,
-    PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
+    AudioContent, CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, JsonObject,
+    ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, Resource, ServerCapabilities, ServerConfig,
+    Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
+
+/// The address in the answer of `link`.
+pub const LINK: &str = "http://127.0.0.1:8775/files/k/plot.png";
 
 #[derive(Clone, Default)]
 pub struct Toy(Arc<Seen>, Option<Caller>);
@@ -144,6 +148,14 @@ impl ServerHandler for Toy {
                 let beside = json!({ "session_id": "s-1", "content": "not taken" });
                 context.extensions.get::<ExtraMembers>().unwrap().put(beside.as_object().unwrap().clone());
                 "and more".into()
+            }
+            "link" => {
+                let link = Resource::new(LINK, "plot.png").with_mime_type("image/png").with_size(9);
+                let audio = ContentBlock::Audio(AudioContent::new("UklGRg==", "audio/wav"));
+                let blocks = vec![ContentBlock::text("drawn"), audio, ContentBlock::resource_link(link)];
+                let mut result = CallToolResult::success(blocks);
+                result.structured_content = Some(json!({ "drawn": true }));
+                return Ok(result.into());
             }
             "who" => {
                 let caller = self.1.as_ref().unwrap();
