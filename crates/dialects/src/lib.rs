@@ -46,8 +46,11 @@ pub struct Dialect {
     pub tools: &'static [ToolRow],
     /// Other names of tools, which are accepted but not advertised.
     pub aliases: &'static [(&'static str, &'static str)],
-    /// JSON-RPC error code for a tool that does not exist.
-    pub unknown_tool_code: i32,
+    pub errors: ProtocolErrors,
+    /// Whether the document opens the stream of GET without a session.
+    pub open_stream: bool,
+    /// Whether the document demands a token on every request.
+    pub wants_token: bool,
     /// Whether arguments may be written in other ways whose meaning is clear. Unknown arguments are then refused;
     /// otherwise they are ignored.
     pub lenient: bool,
@@ -58,6 +61,28 @@ pub struct Dialect {
     /// The tool that queries a background run. In a dialect that has one, long runs can become tasks for clients that
     /// support them.
     pub background: Option<&'static ToolRow>,
+}
+
+/// How a dialect words the errors of the protocol itself.
+#[derive(Debug, Clone, Copy)]
+pub struct ProtocolErrors {
+    /// JSON-RPC error code and message for a tool that does not exist.
+    pub unknown_tool: fn(&str) -> (i32, String),
+    /// Whole message for a message that is no JSON-RPC request, if the document prescribes one.
+    pub invalid_request: Option<&'static str>,
+    /// Whole message for an unknown method, if the document prescribes one.
+    pub method_not_found: Option<&'static str>,
+    /// Whether errors without data have the member `"data": null`.
+    pub null_data: bool,
+}
+
+impl ProtocolErrors {
+    const USUAL: Self = Self {
+        unknown_tool: |name| (-32602, format!("Unknown tool: {name}")),
+        invalid_request: None,
+        method_not_found: None,
+        null_data: false,
+    };
 }
 
 /// Help texts of the settings whose meaning differs between dialects.
@@ -173,6 +198,8 @@ pub struct Options {
     pub max_background: u64,
     /// Whether clients may see the path of a shared volume on the host.
     pub show_host_paths: bool,
+    /// Paths of the shared volumes on the host as the operator wrote them, in the order of the volumes.
+    pub volume_paths: Vec<String>,
     /// Maximum number of characters of text in an answer.
     pub text_budget: usize,
     /// Whether the operator allows a browser.
@@ -189,6 +216,7 @@ impl Default for Options {
             max_command_timeout: 1800,
             max_background: 1800,
             show_host_paths: true,
+            volume_paths: Vec::new(),
             text_budget: 20_000,
             browser: true,
         }

@@ -149,9 +149,9 @@ pub struct SnapshotAsk {
     pub find: Option<String>,
     /// Restricts the snapshot to this element and its contents.
     pub within: Option<Locator>,
-    /// Whether the text and the elements of the page are returned separately, as the `workbench` document specifies.
-    /// Otherwise one outline contains both.
-    pub apart: bool,
+    /// Maximum number of characters of text, if the text and the elements of the page are returned separately, as the
+    /// `workbench` document specifies. Otherwise one outline contains both.
+    pub apart: Option<u32>,
 }
 
 /// Reply to one browser action.
@@ -236,6 +236,8 @@ pub struct Snapshot {
     pub number: u64,
     /// Readable text of the page, if `SnapshotAsk::apart` requested it separately.
     pub text: String,
+    /// Whether the page has more text than `text`.
+    pub text_is_cut: bool,
     /// Lines such as `[ref_3] button "Sign in"`, in reading order.
     pub elements: String,
     /// Position at which the next part begins, if the snapshot is incomplete.

@@ -5,7 +5,12 @@
   const blink = 'computedRole' in Element.prototype;
 
   const squeezed = text => text.replace(/\s+/g, ' ').trim();
-  const cut = (text, length) => (text.length > length ? text.slice(0, length - 1) + '…' : text);
+  sandpool.cuts = 0; // How often a name or a value was shortened.
+  const cut = (text, length) => {
+    if (text.length <= length) return text;
+    sandpool.cuts++;
+    return text.slice(0, length - 1) + '…';
+  };
 
   // Makes text of the page harmless: it cannot end its quotes or look like a ref, and characters that reorder or hide text
   // are escaped.
@@ -118,6 +123,7 @@
       count++;
     }
     const more = select.options.length - count;
+    if (more) sandpool.cuts++;
     return said && ` of ${said}${more ? ` and ${more} more` : ''}`;
   };
 

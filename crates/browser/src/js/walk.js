@@ -4,7 +4,7 @@
   const {Failure, number, node, alive, calls, parent, shown} = sandpool;
   const {blink, NAME, squeezed, cut, plain, quoted, role, name, labelled, states, leads, level, FROM_CONTENT} = sandpool;
 
-  const TEXT = 4000; // Maximum number of characters of one run of text.
+  const TEXT = 4000; // Maximum number of characters of one run of text in the outline.
   const INDENT = 30;
   const CURSORS = 32;
   const SKIPPED = new Set(['SCRIPT', 'STYLE', 'NOSCRIPT', 'TEMPLATE', 'HEAD', 'TITLE', 'META', 'LINK', 'BASE', 'DATALIST', 'title', 'desc', 'defs', 'metadata', 'style', 'script']);
@@ -45,11 +45,15 @@
 
   class Walk {
     constructor({budget, ms, base, find, apart, begun}) {
-      Object.assign(this, {budget, base, apart, begun});
+      Object.assign(this, {budget, base, begun});
       this.find = find?.toLowerCase();
       this.end = performance.now() + ms;
       this.lines = []; // Each line is [depth, number or 0, text].
-      this.texts = []; // The text of the page, if `apart` is set.
+      this.apart = apart != null; // Whether the text of the page is read apart from its elements, up to `apart` characters.
+      this.room = apart ?? 0;
+      this.texts = [];
+      this.textIsCut = false;
+      this.shortened = 0;
       this.used = 0;
       this.stack = [];
       this.pending = null; // The last line, to which a text may still be added.
@@ -114,7 +118,7 @@
       let kind = invisible ? '' : control ? control.type : is;
       const pointer = style.cursor === 'pointer';
       if (kind === 'image' && (outer.quiet || !name(element, kind)) && !(element.tabIndex >= 0)) kind = '';
-      let inner = {element, kids: null, depth: outer.depth, quiet: outer.quiet || NAMING(element), mute: invisible, pointer, line: outer.line, block: false};
+      let inner = {element, kids: null, depth: outer.depth, quiet: outer.quiet || NAMING(element), mute: invisible, pointer, line: outer.line, block: false, breaks: /^pre|^break-spaces/.test(style.whiteSpaceCollapse ?? style.whiteSpace)};
       const reachable = (element.tabIndex >= 0 && tag !== 'BODY' && tag !== 'HTML' && tag !== 'DIALOG') || (element.isContentEditable && !element.parentElement?.isContentEditable);
       const clickable = CLEAR.has(kind) && !outer.active && !inner.quiet && tag !== 'BODY' && tag !== 'HTML' && ((pointer && !outer.pointer) || element.hasAttribute('onclick'));
       if (!invisible && (!CLEAR.has(kind) || reachable || clickable)) {
@@ -133,7 +137,7 @@
         if (inner.block && !silent) this.flush();
       }
       if (this.stop) return;
-      if (tag === 'BR') this.run += this.apart ? '\n' : ' ';
+      if (tag === 'BR' && this.run) this.run = this.apart ? this.run.replace(/ $/, '') + '\n' : this.run + ' ';
       if (LEAVES.has(tag) || (tag === 'SELECT' && is === 'combobox') || style.contentVisibility === 'hidden') return;
       inner.kids = this.kids(element);
       this.stack.push(inner);
@@ -161,39 +165,47 @@
     }
 
     line(element, kind, acts, outer, inner) {
+      const cuts = sandpool.cuts;
       const content = FROM_CONTENT.has(kind) && !labelled(element);
       let called = content && !acts && Walk.wraps(element) ? '' : name(element, kind);
       if (called && content && element.firstChild) {
         // The content is the name. If it is too long for a name, or belongs to a row, the content is read instead.
-        if (called.length > NAME || kind === 'row') called = '';
+        if ((called.length > NAME && !this.apart) || kind === 'row') called = '';
         else inner.quiet = true;
       } else if (called && element.childNodes.length === 1 && element.firstChild.length <= 2 * NAME) {
         inner.quiet = squeezed(element.firstChild.data ?? '') === called;
       }
       const said = called ? ' ' + quoted(cut(called, NAME)) : '';
       const text = kind + (kind === 'heading' ? level(element) : '') + said + states(drawn(element) ?? element, kind, this.focused) + (this.apart ? '' : leads(element));
-      return {node: element, depth: outer.depth, number: acts ? number(element) : 0, text, open: !called, up: outer.line, printed: false};
+      return {node: element, depth: outer.depth, number: acts ? number(element) : 0, text, open: !called, up: outer.line, printed: false, shortened: sandpool.cuts !== cuts};
     }
 
     text(node) {
       const frame = this.stack.at(-1);
       if (frame.mute || (frame.quiet && !this.apart)) return;
+      const most = Math.max(this.room, TEXT);
       const length = node.length;
-      let text = length > TEXT * 2 ? node.substringData(0, TEXT * 2) : node.data;
+      let text = length > most * 2 ? node.substringData(0, most * 2) : node.data;
       if (!this.run) {
         if (!text.trim()) return;
         [this.runAt, this.runDepth, this.runUp] = [node, frame.depth, frame.line];
         this.more = 0;
       }
-      if (this.run.length > TEXT) return void (this.more += length);
+      if (this.run.length > most) return void (this.more += text.trim() ? length : 0);
       this.more += length - text.length;
+      // Outside of elements such as `pre`, white space is one space, and nothing at the beginning of a line.
+      if (this.apart && !frame.breaks) {
+        text = text.replace(/\s+/g, ' ');
+        if (/\s/.test(this.run.at(-1) ?? ' ')) text = text.trimStart();
+      }
       this.run += text;
     }
 
     // Ends the current run of text and writes it.
     flush() {
       if (!this.run) return;
-      let text = this.apart ? this.run.replace(/[^\S\n]+/g, ' ').replace(/ *\n */g, '\n').trim() : squeezed(this.run);
+      if (this.apart) return this.flushApart();
+      let text = squeezed(this.run);
       this.run = '';
       if (!text) return;
       if (text.length > TEXT) {
@@ -201,14 +213,6 @@
         text = text.slice(0, TEXT);
       }
       const more = this.more ? ` … (${this.more} more characters)` : '';
-      if (this.apart && this.find !== undefined && !text.toLowerCase().includes(this.find)) return;
-      if (this.apart) {
-        const room = this.budget - this.used;
-        if ((this.used || this.begun) && room < text.length + 1) return void this.halt(this.runAt);
-        this.texts.push(cut(plain(text.replace(/\n/g, ' ')), Math.max(room, 1)) + more);
-        this.used += text.length + more.length + 1;
-        return;
-      }
       const last = this.pending;
       if (last?.open && last.depth + 1 === this.runDepth && last === this.runUp) {
         last.text += ': ' + quoted(text) + more;
@@ -216,6 +220,19 @@
         return;
       }
       this.put({node: this.runAt, depth: this.runDepth, number: 0, text: quoted(text) + more, open: false, up: this.runUp, printed: false});
+    }
+
+    // Ends the current run of text and adds what fits of it to the text of the page. Elements are read further.
+    flushApart() {
+      const text = this.run.trimEnd().replace(/^\s*\n/, '');
+      this.run = '';
+      if (!text || (this.find !== undefined && !text.toLowerCase().includes(this.find))) return;
+      const fits = text.slice(0, Math.max(Math.min(this.room, this.budget - this.used), 0)).replace(/[\ud800-\udbff]$/, '');
+      this.textIsCut ||= this.more > 0 || fits.length < text.length;
+      if (!fits) return;
+      this.texts.push(fits.split(/([\n\t])/).map((part, at) => (at % 2 ? part : plain(part))).join(''));
+      this.room -= fits.length + 1;
+      this.used += fits.length + 1;
     }
 
     put(line) {
@@ -236,9 +253,11 @@
       if (this.used + cost > this.budget) {
         if (this.used || this.begun) return void this.halt(line.node);
         line.text = plain(line.text.slice(0, Math.max(this.budget - line.depth - 14, 0))); // The first line alone exceeds the budget.
+        line.shortened = true;
       }
       for (const one of lines) {
         one.printed = true;
+        if (one.shortened) this.shortened++;
         this.lines.push([this.indent(one), one.number, one.text]);
       }
       this.used += cost;
@@ -347,7 +366,7 @@
       else throw new Failure('stale', 'gone');
     } else if (top) walk.visit(top);
     walk.go();
-    const {lines, texts, used, canvases, stop} = walk;
-    return {lines, texts, used, canvases, stop, blink, modal: !!inside};
+    const {lines, texts, textIsCut, shortened, used, canvases, stop} = walk;
+    return {lines, texts, textIsCut, shortened, used, canvases, stop, blink, modal: !!inside};
   };
 }

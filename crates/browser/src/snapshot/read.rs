@@ -45,6 +45,10 @@ impl OutlineLine {
 struct WorldPart {
     lines: Vec<OutlineLine>,
     texts: Vec<String>,
+    #[serde(rename = "textIsCut")]
+    text_is_cut: bool,
+    /// Number of lines in which a name or a value was shortened.
+    shortened: u32,
     used: u32,
     canvases: u32,
     stop: Option<Stop>,
@@ -106,6 +110,8 @@ struct Reading<'a> {
     used: u32,
     lines: Vec<OutlineLine>,
     texts: Vec<String>,
+    text_is_cut: bool,
+    shortened: u32,
     canvases: u32,
     opened: u32,
     notes: Vec<String>,
@@ -117,7 +123,9 @@ impl Reader {
     pub(crate) async fn snapshot(&mut self, tab: &impl TabAccess, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
         let frames = tab.frames();
         let main = frames.first().ok_or_else(replaced)?.clone();
-        if ask.since.is_some() && (ask.from.is_some() || ask.find.is_some() || ask.within.is_some() || ask.apart) {
+        if ask.since.is_some()
+            && (ask.from.is_some() || ask.find.is_some() || ask.within.is_some() || ask.apart.is_some())
+        {
             let message = "what changed can be told of the whole page alone, without any other choice";
             return Err(error(BrowseFailure::Invalid, message.into()));
         }
@@ -149,9 +157,11 @@ impl Reader {
         }
         if base.is_none() {
             snapshot.text = reading.texts.join("\n");
+            // The text ends where the elements end.
+            snapshot.text_is_cut = reading.text_is_cut || (ask.apart.is_some() && snapshot.next.is_some());
         }
         // A snapshot of only a part of the page cannot serve as a base for comparison.
-        if ask.find.is_none() && ask.within.is_none() && !ask.apart {
+        if ask.find.is_none() && ask.within.is_none() && ask.apart.is_none() {
             changes::remember(&mut self.taken, taken);
         }
         Ok(snapshot)
@@ -312,6 +322,8 @@ impl<'a> Reading<'a> {
             used: 0,
             lines: Vec::new(),
             texts: Vec::new(),
+            text_is_cut: false,
+            shortened: 0,
             canvases: 0,
             opened: 0,
             notes: Vec::new(),
@@ -321,6 +333,11 @@ impl<'a> Reading<'a> {
 
     fn is_empty(&self) -> bool {
         self.lines.is_empty() && self.texts.is_empty()
+    }
+
+    /// Returns the number of characters of the text so far, with the line breaks between its parts.
+    fn text_used(&self) -> u32 {
+        self.texts.iter().map(|text| u32::try_from(text.chars().count() + 1).unwrap_or(u32::MAX)).sum()
     }
 
     fn left(&self) -> Duration {
@@ -336,7 +353,7 @@ impl<'a> Reading<'a> {
             "ms": self.left().as_millis() as u64,
             "base": at.depth,
             "find": self.ask.find,
-            "apart": self.ask.apart,
+            "apart": self.ask.apart.map(|most| most.saturating_sub(self.text_used())),
             "within": at.within,
             "cursor": at.cursor,
             "after": at.after,
@@ -360,6 +377,8 @@ impl<'a> Reading<'a> {
         self.used = self.used.saturating_add(part.used).min(self.budget);
         self.lines.extend(part.lines);
         self.texts.extend(part.texts);
+        self.text_is_cut |= part.text_is_cut;
+        self.shortened += part.shortened;
         self.canvases += part.canvases;
         if !part.blink {
             self.note("roles and names are approximations: this browser does not tell those of its accessibility tree");
@@ -368,7 +387,7 @@ impl<'a> Reading<'a> {
             self.note("a dialog is open: what is behind it cannot be reached and is not shown");
         }
         if part.stop.as_ref().is_some_and(|stop| stop.late) {
-            self.note("the page is very large: reading was stopped; go on with `next`");
+            self.note("the page is very large: reading was stopped before its end");
         }
         part.stop
     }
@@ -382,6 +401,10 @@ impl<'a> Reading<'a> {
     fn notes(&mut self) -> Vec<String> {
         if self.canvases > 0 {
             self.note("what is drawn on a canvas cannot be read: look at a screenshot");
+        }
+        // The outline marks such places itself.
+        if self.ask.apart.is_some() && self.shortened > 0 {
+            self.note(&format!("names, values or options of {} elements are shortened", self.shortened));
         }
         std::mem::take(&mut self.notes)
     }

@@ -260,14 +260,36 @@ fn text_and_elements_can_be_had_apart() {
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
     browser.open(&pages.url("/forms"));
-    let apart = read(&mut browser, SnapshotAsk { apart: true, ..whole() });
+    let apart = read(&mut browser, SnapshotAsk { apart: Some(ALL), ..whole() });
     insta::assert_snapshot!("apart", format!("{}\n---\n{}", apart.text, renumbered(&apart.elements)));
-    let short = read(&mut browser, SnapshotAsk { apart: true, max_chars: 300, ..SnapshotAsk::default() });
+    let short = read(&mut browser, SnapshotAsk { apart: Some(300), max_chars: 300, ..SnapshotAsk::default() });
     assert!(short.text.chars().count() + short.elements.chars().count() <= 300);
-    assert!(short.next.is_some());
+    assert!(short.next.is_some() && short.text_is_cut);
     browser.open(&pages.url("/hostile"));
-    let apart = read(&mut browser, SnapshotAsk { apart: true, ..whole() });
+    let apart = read(&mut browser, SnapshotAsk { apart: Some(ALL), ..whole() });
     assert!(!apart.text.contains("[ref_"), "{}", apart.text);
+}
+
+/// A page of one long text, a `pre`, ordinary text on several lines and a button with a long name.
+const LONG: &str = "document.body.innerHTML = `<p>${'word '.repeat(2000)}</p><pre>  one\\n\\ttwo  three\\n\\n[ref_1] four</pre>\
+                    <p>five\\n  six <b> seven</b><br> eight</p><button>${'n'.repeat(300)}</button><button>Last</button>`";
+
+#[test]
+fn the_asked_length_alone_limits_the_text() {
+    let mut browser = Browser::start();
+    browser.open("data:text/html,<title>Long</title>");
+    browser.value(LONG);
+    let apart = read(&mut browser, SnapshotAsk { apart: Some(ALL), ..whole() });
+    let shown = "  one\n\ttwo  three\n\n[ref\\_1] four\nfive six seven\neight\n";
+    let long = "word ".repeat(2000);
+    let text = format!("{}\n{shown}{}\nLast", long.trim_end(), "n".repeat(300));
+    assert_eq!((&*apart.text, apart.text_is_cut), (&*text, false));
+    assert_eq!(apart.notes, ["names, values or options of 1 elements are shortened"]);
+    // The text is cut, and the elements after it are read.
+    let ask = SnapshotAsk { apart: Some(5_000), max_chars: 6_000, ..SnapshotAsk::default() };
+    let cut = read(&mut browser, ask);
+    assert_eq!((&*cut.text, cut.text_is_cut, cut.next), (&long[..5_000], true, None));
+    assert!(cut.elements.ends_with("button \"Last\""), "{}", cut.elements);
 }
 
 #[test]

@@ -10,7 +10,10 @@ use text::shown;
 use super::args::{self, AnyText, Argument, args};
 use super::output::Output;
 use super::shared::files::{Encoding, FileFacts, Listing, WORKSPACE, Written, decode, path_below};
-use super::{Answer, ArgError, Dialect, Field, Hints, Lang, LimitHelp, Lowering, Options, ToolRow, operation, tool};
+use super::{
+    Answer, ArgError, Dialect, Field, Hints, Lang, LimitHelp, Lowering, Options, ProtocolErrors, ToolRow, operation,
+    tool,
+};
 
 mod render;
 mod startup;
@@ -84,7 +87,9 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         brief: false,
         tools,
         aliases: &[],
-        unknown_tool_code: -32602,
+        errors: ProtocolErrors::USUAL,
+        open_stream: false,
+        wants_token: false,
         lenient: false,
         prose_en: include_str!("prose.en.md"),
         prose_zh: include_str!("prose.zh.md"),

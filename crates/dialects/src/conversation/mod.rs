@@ -11,7 +11,9 @@ use text::shown;
 use super::args::{AnyText, Argument, args};
 use super::output::Output;
 use super::shared::files::{decode, path_below};
-use super::{ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, SchemaForm, ToolRow, operation, tool};
+use super::{
+    ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, ProtocolErrors, SchemaForm, ToolRow, operation, tool,
+};
 
 mod render;
 
@@ -82,7 +84,9 @@ const fn dialect(tools: &'static [ToolRow], aliases: &'static [(&'static str, &'
         brief: false,
         tools,
         aliases,
-        unknown_tool_code: -32602,
+        errors: ProtocolErrors { null_data: true, ..ProtocolErrors::USUAL },
+        open_stream: true,
+        wants_token: true,
         lenient: false,
         prose_en: include_str!("prose.en.md"),
         prose_zh: include_str!("prose.zh.md"),

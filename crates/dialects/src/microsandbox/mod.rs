@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::args::{self, Argument, ChosenId, Timeout, args};
 use super::output::Output;
-use super::{Answer, ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, operation, tool};
+use super::{Answer, ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, ProtocolErrors, operation, tool};
 
 mod render;
 
@@ -35,6 +35,7 @@ pub fn realm() -> RealmConfig {
         evict_idle: true,
         one_language: true,
         idle_timeout: Some(Duration::from_secs(1800)),
+        ready_wait: Duration::from_secs(180),
         browser: None,
         ..RealmConfig::usual(REALM).limited(4096, 4000, 1024)
     }
@@ -57,7 +58,14 @@ pub static DIALECT: Dialect = Dialect {
         tool!("get_volume_path", Hints::READS, get_volume_path, Volumes::schema, render::error),
     ],
     aliases: &[("get_volume_mappings", "get_volume_path")],
-    unknown_tool_code: -32601,
+    errors: ProtocolErrors {
+        unknown_tool: |name| (-32601, format!("Tool {name} not found")),
+        invalid_request: Some("Invalid Request"),
+        method_not_found: Some("Method not found"),
+        null_data: false,
+    },
+    open_stream: false,
+    wants_token: false,
     lenient: false,
     prose_en: include_str!("prose.en.md"),
     prose_zh: include_str!("prose.zh.md"),

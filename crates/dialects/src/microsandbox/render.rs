@@ -212,7 +212,14 @@ pub(super) fn sessions(input: &RenderInput<'_>, contexts: Vec<ContextInfo>) -> A
         last_accessed: moment(context.last_used),
         session_id: context.id,
     };
-    Answer::json(&SessionList { sessions: contexts.into_iter().map(session).collect() })
+    let list = SessionList { sessions: contexts.into_iter().map(session).collect() };
+    listed(&list, &list.sessions)
+}
+
+/// Renders a list as the clients of the original read it: the list itself in the text, and an object for programs.
+fn listed<T: Serialize, R: Serialize>(object: &T, rows: &[R]) -> Answer {
+    let text = serde_json::to_string_pretty(rows).expect("answers are plain data");
+    Answer { blocks: vec![Block::Text(text)], ..Answer::json(object) }
 }
 
 /// Renders an error of `stop_session`. An unknown session is not an error: it does not run, as the caller wanted.
@@ -228,9 +235,13 @@ pub(super) fn stop_error(input: &RenderInput<'_>, e: &EngineError) -> Reply {
 /// Lists the shared volumes. This is the only place that may reveal a path of the host: as the operator wrote it, and
 /// only if the operator allows it.
 pub(super) fn volumes(input: &RenderInput<'_>, volumes: Vec<SharedVolume>) -> Answer {
-    let mapping = |volume: SharedVolume| Mapping {
-        host_path: input.options.show_host_paths.then(|| volume.host.to_string_lossy().into_owned()),
+    let written = |at: usize, volume: &SharedVolume| {
+        input.options.volume_paths.get(at).cloned().unwrap_or_else(|| volume.host.to_string_lossy().into_owned())
+    };
+    let mapping = |(at, volume): (usize, SharedVolume)| Mapping {
+        host_path: input.options.show_host_paths.then(|| written(at, &volume)),
         container_path: volume.inside.to_string_lossy().into_owned(),
     };
-    Answer::json(&Volumes { volume_mappings: volumes.into_iter().map(mapping).collect() })
+    let volumes = Volumes { volume_mappings: volumes.into_iter().enumerate().map(mapping).collect() };
+    listed(&volumes, &volumes.volume_mappings)
 }

@@ -188,7 +188,7 @@ pub(super) fn snapshot(args: SnapshotArgs, _: &Options) -> Lowering {
         since: args.since.map(|since| since.0),
         find: args.find,
         within: args.within,
-        apart: false,
+        apart: None,
     };
     let most = ask.max_chars as usize;
     operation::browse(browse(args.context, Ask::Snapshot(ask), LOOKING))

@@ -7,7 +7,7 @@ use engine::op::{ContextSelector, Language, NewContext, Target};
 use engine::{Realm, RealmConfig};
 
 use super::output::Output;
-use super::{Dialect, Hints, Lang, LimitHelp, ToolRow, tool};
+use super::{Dialect, Hints, Lang, LimitHelp, ProtocolErrors, ToolRow, tool};
 
 mod answer;
 mod browser;
@@ -77,7 +77,9 @@ pub static DIALECT: Dialect = Dialect {
         ToolRow { for_browser: true, ..tool!("browser_screenshot", Hints::READS, browser::screenshot, page::error) },
     ],
     aliases: &[],
-    unknown_tool_code: -32602,
+    errors: ProtocolErrors::USUAL,
+    open_stream: false,
+    wants_token: false,
     lenient: true,
     prose_en: include_str!("prose.en.md"),
     prose_zh: include_str!("prose.zh.md"),

@@ -16,7 +16,7 @@ use super::output::Output;
 use super::shared::browse::{ACTING, LOOKING, OPENING};
 use super::shared::files::{FileFacts, WORKSPACE, Written, path_below};
 use super::shared::one_line;
-use super::{ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, operation, tool};
+use super::{ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, ProtocolErrors, operation, tool};
 
 mod page;
 mod render;
@@ -64,7 +64,9 @@ pub static DIALECT: Dialect = Dialect {
         tool!("file_list", Hints::READS, file_list, Directory::schema, render::error),
     ],
     aliases: &[],
-    unknown_tool_code: -32602,
+    errors: ProtocolErrors::USUAL,
+    open_stream: false,
+    wants_token: false,
     lenient: false,
     prose_en: include_str!("prose.en.md"),
     prose_zh: include_str!("prose.zh.md"),
@@ -210,9 +212,11 @@ fn browser_type(args: BrowserTypeArgs, _: &Options) -> Lowering {
 }
 
 fn browser_snapshot(args: BrowserSnapshotArgs, _: &Options) -> Lowering {
-    // Text and elements share the browser's budget, but `maxTextLen` counts text only.
+    // Text and elements share the browser's budget, but `maxTextLen` counts text only. The browser sends one character
+    // more, so that the text is cut at exactly this length.
     let length = args.text_length.map_or(SNAPSHOT_TEXT, |length| length.0);
-    let max_chars = u32::try_from(length + SNAPSHOT_ELEMENTS).unwrap_or(u32::MAX);
-    let ask = Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() });
+    let chars = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+    let (max_chars, apart) = (chars(length + SNAPSHOT_ELEMENTS), Some(chars(length + 1)));
+    let ask = Ask::Snapshot(SnapshotAsk { max_chars, apart, ..SnapshotAsk::default() });
     browse(args.sandbox_id, ask, LOOKING, PageRequest { field: None, text_length: length })
 }

@@ -1,13 +1,15 @@
 //! Renders the answers of the browser tools: the page, or a failure with a hint that names the next call.
 
+use std::borrow::Cow;
+
 use engine::op::Browsed;
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageInfo, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
 use text::clipped;
 
-use super::SNAPSHOT_TEXT;
 use super::render::failure_line;
+use super::{MOST_SNAPSHOT_TEXT, SNAPSHOT_TEXT};
 use crate::output::{object, output, unless_empty};
 use crate::shared::browse::{self, Barrier, PageNotes};
 use crate::shared::untrusted;
@@ -100,18 +102,27 @@ fn seen(request: &PageRequest, page: ShownPage, snapshot: Snapshot) -> SeenPage 
     let most = usize::try_from(request.text_length).unwrap_or(TEXT_BUDGET);
     let cut = snapshot.text.char_indices().nth(most).map(|(at, _)| at);
     let mut notes: Vec<String> = snapshot.notes.iter().map(|note| one_line(note)).collect();
-    if cut.is_some() {
-        notes.push(format!("text has its first {most} characters: call browser_snapshot with a larger maxTextLen"));
+    let text = &snapshot.text[..cut.unwrap_or(snapshot.text.len())];
+    if snapshot.text_is_cut || cut.is_some() {
+        let remedy = match request.text_length {
+            MOST_SNAPSHOT_TEXT.. => ", the most there may be",
+            _ => ": call browser_snapshot with a larger maxTextLen",
+        };
+        notes.push(format!("text has its first {} characters{remedy}", text.chars().count()));
     }
     if snapshot.next.is_some() {
         notes.push("the page has more elements than these: use a CSS selector for one that is not listed".into());
     }
+    // The browser respects the requested length; an attacker who has taken it over may not.
+    let elements = clipped(&snapshot.elements, most.saturating_add(2 * TEXT_BUDGET));
+    if matches!(elements, Cow::Owned(_)) {
+        notes.push("elements are cut".into());
+    }
     SeenPage {
         url: page.url,
         title: page.title,
-        text: snapshot.text[..cut.unwrap_or(snapshot.text.len())].to_owned(),
-        // The browser respects the requested length; an attacker who has taken it over may not.
-        elements: clipped(&snapshot.elements, most.saturating_add(2 * TEXT_BUDGET)).into_owned(),
+        text: text.to_owned(),
+        elements: elements.into_owned(),
         notes: unless_empty(notes),
         happened: page.happened,
         denied: page.denied,

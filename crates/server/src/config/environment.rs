@@ -65,6 +65,41 @@ const HANDED_ON: &[&str] = &[
     "npm_config_userconfig",
 ];
 
+/// Variables of the systems whose tools Sandpool serves that have no effect here, each with what to do instead. Only
+/// whether they are set is looked up.
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
+    // mcp-code-sandbox
+    ("FILE_SECRET", "set `SANDPOOL_FILE_SECRET`"),
+    ("MCP_HTTP_ADDR", "set `SANDPOOL_LISTEN`"),
+    ("SANDBOX_ROOT", "set `SANDPOOL_STATE_DIR`, below which conversations keep their files"),
+    ("SANDBOX_HOST_PATH", "set `SANDPOOL_STATE_DIR`, below which conversations keep their files"),
+    ("TUNNEL_TOKEN", "start the tunnel separately, and set `SANDPOOL_PUBLIC_URL` to its address"),
+    // microsandbox
+    ("MSB_SERVER_URL", "unset it: this program makes the sandboxes itself"),
+    ("MSB_API_KEY", "unset it, because there is no other server; clients of this one need `SANDPOOL_API_TOKEN`"),
+    ("MSB_LOG_LEVEL", "set `SANDPOOL_LOG`"),
+    ("MSB_LOG_FORMAT", "set `SANDPOOL_LOG_FORMAT`"),
+    ("MSB_SESSION_CLEANUP_INTERVAL", "set `MSB_CLEANUP_INTERVAL`"),
+    ("MSB_MAX_EXECUTION_TIME", "set `MSB_EXECUTION_TIMEOUT`"),
+    ("MSB_ENABLE_VOLUME_MAPPING", "set `MSB_SHARED_VOLUME_PATH`, which is enough"),
+    ("MSB_FLAVOR_CONFIGS", "set `memory_mb` and `cpus` in `[dialect.microsandbox]`, which cap all flavors"),
+    ("CONTAINER_RUNTIME", "unset it: no containers are used"),
+    ("LOCALSANDBOX_PYTHON_IMAGE", "set `runtimes.python` in `sandpool.toml`: there are no images"),
+    ("LOCALSANDBOX_NODE_IMAGE", "set `runtimes.node` in `sandpool.toml`: there are no images"),
+    ("LOCALSANDBOX_DEFAULT_TIMEOUT", "set `MSB_EXECUTION_TIMEOUT`"),
+    // AgentRun, and the E2B server before it
+    ("AGENTRUN_ACCESS_KEY_ID", "unset it: code runs on this machine, without an account"),
+    ("AGENTRUN_ACCESS_KEY_SECRET", "unset it: code runs on this machine, without an account"),
+    ("AGENTRUN_ACCOUNT_ID", "unset it: code runs on this machine, without an account"),
+    ("AGENTRUN_REGION", "unset it: code runs on this machine, without an account"),
+    ("E2B_API_KEY", "unset it: code runs on this machine; clients over HTTP need `SANDPOOL_API_TOKEN`"),
+    ("ENVD_URL", "unset it: this program makes the sandboxes itself"),
+    ("SANDBOX_URL", "unset it: this program makes the sandboxes itself"),
+    ("MCP_HOST", "set `MCP_SERVER_HOST` or `SANDPOOL_LISTEN`"),
+    ("MCP_PORT", "set `MCP_SERVER_PORT` or `SANDPOOL_LISTEN`"),
+    ("LOG_LEVEL", "set `SANDPOOL_LOG`"),
+];
+
 /// The environment as it was at the start. It contains only variables that are on the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment(BTreeMap<&'static str, OsString>);
@@ -86,6 +121,13 @@ impl Environment {
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     pub(crate) fn misspelt() -> Vec<(String, &'static str)> {
         std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
+    }
+
+    /// Returns the set variables of other systems that have no effect, each with what to do instead.
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    pub(crate) fn without_effect() -> Vec<(&'static str, &'static str)> {
+        let is_set = |(name, _): &(&str, &str)| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        WITHOUT_EFFECT.iter().copied().filter(is_set).collect()
     }
 
     /// Creates an environment of exactly these variables. A name that is not on the list is a mistake in the test.
@@ -133,7 +175,8 @@ impl Environment {
 
 fn misspelt(name: &str) -> Option<(String, &'static str)> {
     let is_ours = name.starts_with("SANDPOOL_") || name.starts_with("MSB_");
-    if !is_ours || listed().any(|known| known == name) {
+    let is_known = listed().chain(WITHOUT_EFFECT.iter().map(|(name, _)| *name)).any(|known| known == name);
+    if !is_ours || is_known {
         return None;
     }
     Some((name.to_owned(), nearest(name, listed())?))
@@ -175,6 +218,14 @@ pub fn page() -> String {
         let _ = writeln!(page, "| `{name}` | {help} |");
     }
     page.push_str(
+        "\n## Of other systems\n\
+         These variables of the systems whose tools Sandpool serves have no effect here. `stdio` and `serve` log a warning for each that is set.\n\n\
+         | variable | instead |\n|---|---|\n",
+    );
+    for (name, instead) in WITHOUT_EFFECT {
+        let _ = writeln!(page, "| `{name}` | {instead} |");
+    }
+    page.push_str(
         "\n## Handed on to `pip` and `npm`\n\
          They get these variables and no others, while runtimes are prepared. No variable reaches a sandbox.\n\n",
     );
@@ -192,8 +243,20 @@ mod tests {
     fn a_misspelt_variable_is_found() {
         assert_eq!(misspelt("SANDPOOL_API_TOKN"), Some(("SANDPOOL_API_TOKN".into(), "SANDPOOL_API_TOKEN")));
         assert_eq!(misspelt("MSB_MAX_SESSION"), Some(("MSB_MAX_SESSION".into(), "MSB_MAX_SESSIONS")));
-        for other in ["SANDPOOL_API_TOKEN", "HOME", "EDITOR"] {
+        for other in ["SANDPOOL_API_TOKEN", "HOME", "EDITOR", "MSB_SERVER_URL"] {
             assert_eq!(misspelt(other), None);
+        }
+    }
+
+    /// What to do instead names only variables that are read.
+    #[test]
+    fn no_variable_of_another_system_is_read_or_leads_nowhere() {
+        for (name, instead) in WITHOUT_EFFECT {
+            assert!(!listed().any(|known| known == *name), "{name} is read");
+            let named = instead.split('`').skip(1).step_by(2);
+            for named in named.filter(|named| named.chars().all(|c| c.is_ascii_uppercase() || c == '_')) {
+                assert!(listed().any(|known| known == named), "{name} leads to {named}");
+            }
         }
     }
 

@@ -141,6 +141,7 @@ async fn huge(tools: &Tools) -> Vec<(&'static str, Value, Outcome, &'static str)
     let snapshot = Snapshot {
         number: 1,
         text: String::new(),
+        text_is_cut: false,
         elements: "line\n".repeat(4_000),
         next: Some(long()),
         removed: vec![long(); 50],

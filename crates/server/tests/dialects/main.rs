@@ -8,6 +8,7 @@ mod budgets;
 mod conversation;
 mod every;
 mod microsandbox;
+mod revisions;
 mod sandpool;
 mod tools;
 mod untrusted;

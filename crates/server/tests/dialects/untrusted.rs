@@ -23,6 +23,7 @@ fn results() -> Vec<Result<BrowseResult, BrowseError>> {
     let snapshot = Snapshot {
         number: 7,
         text: evil(),
+        text_is_cut: true,
         elements: evil(),
         next: Some(evil()),
         removed: vec![evil()],

@@ -176,6 +176,18 @@ async fn output_cannot_pass_for_the_server() {
     }
 }
 
+#[tokio::test]
+async fn every_cut_of_a_snapshot_is_in_its_notes() {
+    let tools = tools();
+    tools.answer("sandbox_create", json!({})).await;
+    let page = async |most: u64| tools.answer("browser_snapshot", json!({ "maxTextLen": most })).await.structured;
+    let (canvas, cut) = ("1 canvas cannot be read", "text has its first 9000 characters");
+    let short = page(9_000).await;
+    assert_eq!(short["text"].as_str().unwrap().len(), 9_000);
+    assert_eq!(short["notes"], json!([canvas, format!("{cut}: call browser_snapshot with a larger maxTextLen")]));
+    assert_eq!(page(10_000).await["notes"], json!([canvas]));
+}
+
 /// The document's own example.
 #[tokio::test]
 async fn a_ref_that_is_none_fails_as_the_document_has_it() {

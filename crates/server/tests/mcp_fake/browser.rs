@@ -118,7 +118,8 @@ fn answer(address: &str, ask: Ask, uploads: &[String]) -> Result<BrowseResult, B
         Ask::Snapshot(ask) if ask.find.is_some() => BrowseResult::Snapshot(Snapshot::default()),
         Ask::Snapshot(ask) => BrowseResult::Snapshot(Snapshot {
             number: 7,
-            text: if ask.apart { "x".repeat(10_000) } else { String::new() },
+            text: ask.apart.map(|most| "x".repeat(most.min(10_000) as usize)).unwrap_or_default(),
+            text_is_cut: ask.apart.is_some_and(|most| most < 10_000),
             elements: "[ref_1] heading \"Shop\"\n[ref_3] button \"Sign in\"".into(),
             next: (ask.max_chars < 100).then(|| "ref_3".into()),
             removed: ask.since.map(|_| "[ref_2] button \"Old\"".into()).into_iter().collect(),

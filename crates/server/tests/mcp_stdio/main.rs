@@ -472,7 +472,8 @@ async fn at_the_end_of_input_calls_in_flight_still_get_their_answers() {
 
 #[tokio::test]
 async fn after_the_grace_time_calls_are_cancelled_and_answered() {
-    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::from_millis(50) });
+    let mut client =
+        Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::from_millis(50), ..StdioOptions::default() });
     client.context("a").await;
     client.write(run(7, "forever").as_bytes()).await;
     until(|| client.engine.running.load(Ordering::SeqCst) == 1).await;
@@ -514,6 +515,7 @@ fn run_with_token(code: &str, token: Value) -> String {
 #[tokio::test]
 async fn output_lines_come_as_progress_before_the_answer() {
     let mut client = Client::new();
+    client.say(INITIALIZE, 1).await;
     client.context("a").await;
     client.write(run_with_token("ticks", json!("tok")).as_bytes()).await;
     let mut lines = String::new();
@@ -561,7 +563,9 @@ async fn a_flood_of_output_becomes_a_few_bounded_notifications() {
 
 #[tokio::test]
 async fn a_long_silent_call_is_kept_alive() {
-    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO });
+    let mut client =
+        Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO, ..StdioOptions::default() });
+    client.say(INITIALIZE, 1).await;
     client.context("a").await;
     client.write(run_with_token("forever", json!(1)).as_bytes()).await;
     assert_eq!(client.answer().await["params"]["message"], "still running after 10 s");
@@ -656,7 +660,8 @@ async fn mutated_lines_never_silence_the_server() {
     let seeds: Vec<&[u8]> =
         include_bytes!("../fixtures/lines.txt").split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
     let mut random = Random(0x5EED);
-    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO });
+    let mut client =
+        Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO, ..StdioOptions::default() });
     for round in 0..3000 {
         let line = mutated(&seeds, &mut random);
         let ping = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"sync-{round}\",\"method\":\"ping\"}}\n");

@@ -46,6 +46,8 @@ impl Serve {
         std::fs::write(&config, format!("[serve]\nlisten = \"127.0.0.1:{port}\"\n{settings}")).unwrap();
         let mut command = program();
         command.arg("serve").env("SANDPOOL_CONFIG", config).env("SANDPOOL_STATE_DIR", state.0.join("state"));
+        // Relative paths start in the test's own directory.
+        command.current_dir(&state.0);
         command.envs(variables.iter().copied()).stdin(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
         let ways = ["SANDPOOL_API_TOKEN", "MCP_API_TOKEN", "SANDPOOL_TOKEN_FILE", "SANDPOOL_TENANTS"];
         let token = ways.into_iter().find_map(find).map(|_| TOKEN.to_owned());

@@ -150,7 +150,7 @@ fn memory_limit(argument: &str) -> u64 {
     std::fs::read_to_string(&file).unwrap().trim().parse().unwrap()
 }
 
-fn volume(state: &StateDir, name: &str) -> PathBuf {
+pub fn volume(state: &StateDir, name: &str) -> PathBuf {
     let dir = state.0.join(name);
     std::fs::create_dir(&dir).unwrap();
     // A volume that can be written to may not belong to root.
@@ -366,7 +366,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         ("MSB_MAX_SESSIONS", "0"),
         ("MSB_SESSION_TIMEOUT", "soon"),
         ("MSB_CLEANUP_INTERVAL", "-1"),
-        ("MSB_SHARED_VOLUME_PATH", "relative:/shared"),
+        ("MSB_SHARED_VOLUME_PATH", "data:shared"),
         ("SANDPOOL_WARM", "lukewarm"),
         // Its effect shows where there is a systemd: in the lab.
         ("SANDPOOL_SYSTEMD_SCOPE", "perhaps"),

@@ -1,10 +1,15 @@
 //! What the documents print, said to the built server byte for byte: the steps for n8n, and the requests and answers of the
 //! microsandbox server.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
+use testkit::host::StateDir;
 use testkit::http::Account;
 
+use crate::mask::Mask;
 use crate::serve::{Serve, TOKEN};
+use crate::variables::volume;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -124,7 +129,26 @@ fn the_steps_for_n8n() {
     let missing = r#"{"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "sandbox.run_code", "arguments": {"language": "python", "code": "1"}}}"#;
     let error = post(&n8n, missing);
     assert_eq!((&error["id"], &error["error"]["code"]), (&json!(5), &json!(-32602)));
-    assert_eq!(error["error"]["message"], "conversationId is required");
+    assert_eq!(error["error"], json!({ "code": -32602, "message": "conversationId is required", "data": null }));
+    assert!(!server.log().contains("THERE IS NO TOKEN"), "{}", server.log());
+    assert!(server.finish().success());
+}
+
+#[test]
+fn old_variables_and_a_missing_token_are_named_at_the_start() {
+    let old = [("FILE_SECRET", "x"), ("MCP_HTTP_ADDR", ":8080"), ("MSB_SERVER_URL", "http://x")];
+    let variables = [&[("SANDPOOL_DIALECT", "conversation")], &old[..]].concat();
+    let server = Serve::start("old-variables", &variables);
+    let log = server.log();
+    for line in [
+        "`FILE_SECRET` is set, and has no effect here: set `SANDPOOL_FILE_SECRET`",
+        "`MCP_HTTP_ADDR` is set, and has no effect here: set `SANDPOOL_LISTEN`",
+        "`MSB_SERVER_URL` is set, and has no effect here: unset it: this program makes the sandboxes itself",
+    ] {
+        assert!(log.lines().any(|logged| logged.contains(" WARN ") && logged.ends_with(line)), "{line}\n{log}");
+    }
+    let warning = log.lines().find(|line| line.contains("THERE IS NO TOKEN")).unwrap_or_else(|| panic!("{log}"));
+    assert!(warning.contains(" WARN ") && warning.contains("`SANDPOOL_API_TOKEN`"), "{warning}");
     assert!(server.finish().success());
 }
 
@@ -142,6 +166,8 @@ fn the_requests_and_answers_of_the_microsandbox_server() {
     // The status of the server.
     let status = account.ask("GET", "/mcp", &[("accept", "application/json")], b"").unwrap();
     assert_eq!((status.status, &status.json()["name"]), (200, &json!("microsandbox-mcp-server")));
+    let text = String::from_utf8_lossy(&status.body).into_owned();
+    assert!(text.contains(r#","status":"healthy","tools_count":5,"#), "{text}");
     assert_eq!(account.ask("PUT", "/mcp", &[], b"").unwrap().status, 405);
 
     let tools = post(&account, r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}"#);
@@ -174,5 +200,48 @@ fn the_requests_and_answers_of_the_microsandbox_server() {
     assert_eq!(code(post(&account, r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/walk"}"#)), -32601);
     assert_eq!(code(call("execute_nothing", json!({}))), -32601);
     assert_eq!(code(call("execute_code", json!({ "code": 5 }))), -32602);
+    assert!(server.finish().success());
+}
+
+/// What the code of the document is asked and answers, as bytes: sessions and volumes as lists in the text, and its errors. The
+/// volumes are those of the original's own example.
+#[test]
+fn the_microsandbox_document_byte_for_byte() {
+    let state = Arc::new(StateDir::new("microsandbox-document"));
+    let (data, shared) = (volume(&state, "data"), volume(&state, "shared"));
+    let variables = [
+        ("SANDPOOL_DIALECT", "microsandbox"),
+        ("MSB_SHARED_VOLUME_PATH", r#"["./data:/workspace", "./shared:/sandbox/shared"]"#),
+    ];
+    let server = Serve::in_state(state, &variables);
+    let account = server.account();
+    let call = |tool: &str, arguments: &str| {
+        format!(
+            r#"{{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {{"name": "{tool}", "arguments": {arguments}}}}}"#
+        )
+    };
+    let write = r#"{"code": "open('a.txt', 'w').write('kept')\nopen('/sandbox/shared/b.txt', 'w').write('shared')\nprint(6 * 7)", "template": "python", "session_id": "mine", "flavor": "small"}"#;
+    let requests = [
+        call("get_sessions", "{}"),
+        call("execute_code", write),
+        call("get_sessions", "{}"),
+        call("get_sessions", r#"{"session_id": "other"}"#),
+        call("get_volume_path", "{}"),
+        call("stop_session", r#"{"session_id": "mine"}"#),
+        r#"{"id": 1, "method": "tools/list"}"#.to_owned(),
+        r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/walk"}"#.to_owned(),
+        call("execute_nothing", "{}"),
+        call("execute_code", "{}"),
+    ];
+    let (mut mask, mut text) = (Mask::default(), String::new());
+    for request in &requests {
+        let answer = account.ask("POST", "/mcp", &[JSON], request.as_bytes()).unwrap();
+        text += &format!("> {request}\n{} {}\n\n", answer.status, mask.text(&String::from_utf8_lossy(&answer.body)));
+    }
+    assert_eq!(std::fs::read_to_string(data.join("a.txt")).unwrap(), "kept");
+    assert_eq!(std::fs::read_to_string(shared.join("b.txt")).unwrap(), "shared");
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false, snapshot_path => "../transcripts" }, {
+        insta::assert_snapshot!("microsandbox-document", text);
+    });
     assert!(server.finish().success());
 }

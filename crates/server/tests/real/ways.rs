@@ -7,6 +7,9 @@ use testkit::http::{Era, Mcp};
 
 use crate::support::stdio_of;
 
+/// The name of the way without a revision.
+pub const PLAIN_POST: &str = "way-http-bare";
+
 /// One way to a server.
 pub trait Way {
     fn name(&self) -> &'static str;
@@ -54,7 +57,7 @@ impl Way for Mcp {
         match self.era {
             Era::Modern => "way-http-modern",
             Era::Legacy(_) => "way-http-legacy",
-            Era::Bare => "way-http-bare",
+            Era::Bare => PLAIN_POST,
         }
     }
 

@@ -83,7 +83,11 @@ fn tell(way: &mut dyn Way, web: &Web) {
     let got = way.good("browser_click", json!({ "selector": "a[href='/download/report.csv']" }));
     let happened = got.facts["happened"][0].as_str().unwrap_or_else(|| panic!("{}", got.text));
     assert!(happened.starts_with("downloaded downloads/report.csv (27 bytes) from http://pages.test"), "{happened}");
-    assert!(got.blocks.iter().any(|block| block["type"] == "resource_link"), "{:?}", got.blocks);
+    let links = |block: &Value| {
+        block["type"] == "resource_link"
+            || block["text"].as_str().is_some_and(|text| text.starts_with("\"report.csv\" ("))
+    };
+    assert!(got.blocks.iter().any(links), "{:?}", got.blocks);
     let code = "import csv\nsum(int(row['amount']) for row in csv.DictReader(open('downloads/report.csv')))";
     assert_eq!(way.good("code_run", json!({ "language": "python", "code": code })).facts["stdout"], "11\n");
     way.good("file_write", json!({ "path": "total.txt", "content": "11" }));

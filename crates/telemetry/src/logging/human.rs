@@ -1,5 +1,5 @@
-//! The log format for people. Lines that a dialect's document prescribes appear exactly as it prints them; all others
-//! appear in tracing's usual form.
+//! The log format for people. Every line begins with its time. After it, lines that a dialect's document prescribes
+//! appear exactly as the document prints them; all others appear in tracing's usual form.
 
 use std::fmt::{self, Write};
 
@@ -8,6 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{self, Format, Full, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -23,10 +24,14 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        match event.metadata().target() {
-            STARTUP_LOG => write!(out, "[{}] ", event.metadata().level())?,
-            MCP_LOG | HTTP_LOG => {}
-            _ => return self.0.format_event(context, out, event),
+        let metadata = event.metadata();
+        if ![STARTUP_LOG, MCP_LOG, HTTP_LOG].contains(&metadata.target()) {
+            return self.0.format_event(context, out, event);
+        }
+        SystemTime.format_time(&mut out)?;
+        out.write_char(' ')?;
+        if metadata.target() == STARTUP_LOG {
+            write!(out, "[{}] ", metadata.level())?;
         }
         let mut message = MessageVisitor(&mut out, Ok(()));
         event.record(&mut message);

@@ -390,7 +390,7 @@ mod tests {
 
     use super::*;
     use crate::logging::LogFormat;
-    use crate::logging::testing::logged;
+    use crate::logging::testing::{logged, worded};
 
     const HEX: &str = "abc123def4567890abc123def4567890abc123def4567890abc123def4567890";
 
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn the_mcp_lines_are_the_document_s() {
-        assert_eq!(logged(LogFormat::Human, document), DOCUMENT);
+        assert_eq!(worded(document), DOCUMENT);
     }
 
     #[test]
@@ -482,7 +482,7 @@ mod tests {
     fn the_http_lines_are_the_document_s() {
         let body = json!({"jsonrpc": "2.0"});
         let id = json!(1);
-        let log = logged(LogFormat::Human, || {
+        let log = worded(|| {
             log_http(HttpEvent::Request { peer: "127.0.0.1:54321".parse().unwrap() });
             log_http(HttpEvent::RequestBody(&body));
             log_http(HttpEvent::Parsed { method: "initialize", id: &id });

@@ -89,6 +89,16 @@ pub mod testing {
         }
     }
 
+    /// Returns the lines that `work` logs for people, without their times.
+    pub fn worded(work: impl FnOnce()) -> String {
+        let without_time = |line: &str| {
+            let (time, rest) = line.split_once(' ').unwrap_or_default();
+            assert!(time.starts_with("20") && time.ends_with('Z') && time.contains('T'), "no time: {line}");
+            format!("{}\n", rest.trim_start())
+        };
+        logged(LogFormat::Human, work).lines().map(without_time).collect()
+    }
+
     /// Returns what `work` logs at all levels, in this format.
     pub fn logged(format: LogFormat, work: impl FnOnce()) -> String {
         filtered(format, LevelFilter::TRACE, work)
@@ -111,7 +121,7 @@ pub mod testing {
 #[cfg(test)]
 mod tests {
     use super::lines::{MCP_LOG, STARTUP_LOG};
-    use super::testing::{filtered, logged};
+    use super::testing::{filtered, logged, worded};
     use super::*;
 
     /// Start-up lines as docs/dialects/agentrun.md prints them.
@@ -142,7 +152,7 @@ mod tests {
 
     #[test]
     fn start_up_lines_are_printed_as_the_document_has_them() {
-        assert_eq!(logged(LogFormat::Human, start_up), START_UP);
+        assert_eq!(worded(start_up), START_UP);
     }
 
     #[test]
@@ -156,6 +166,19 @@ mod tests {
         assert_eq!((&line["level"], &line["target"]), (&"INFO".into(), &MCP_LOG.into()));
         assert_eq!(line["tool"], "code_run");
         assert_eq!((&line["span"]["request_id"], &line["span"]["tenant"]), (&"r-1".into(), &"blue".into()));
+    }
+
+    #[test]
+    fn every_line_for_people_begins_with_its_time() {
+        let lines = worded(|| {
+            tracing::info!(target: STARTUP_LOG, "ready");
+            tracing::info!(target: MCP_LOG, "[MCP] Tool call: code_run");
+            tracing::info!(target: mcp::http::HTTP_LOG, "[HTTP] Sending response for method=ping");
+            tracing::warn!(target: "engine", "a session is gone");
+        });
+        let expected = "[INFO] ready\n[MCP] Tool call: code_run\n[HTTP] Sending response for method=ping\n\
+                        WARN engine: a session is gone\n";
+        assert_eq!(lines, expected);
     }
 
     #[test]
