@@ -73,6 +73,7 @@ impl Gate {
             shared,
             tenant: tenant.to_owned(),
             meter: Meter::new(compiled.limits()),
+            bytes: Arc::default(),
             denials: Denials::new(sink),
             lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
             policies: Mutex::new(PolicyStack { base: Arc::new(compiled), narrower: Vec::new() }),
@@ -95,6 +96,11 @@ impl Gate {
         lock(&self.state.policies).narrower.push((id, Arc::new(narrower)));
         self.state.cut();
         Narrowed { state: Arc::clone(&self.state), id }
+    }
+
+    /// Returns the counter of the bytes that pass in both directions.
+    pub fn bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.state.bytes)
     }
 
     /// Reports connections that begin from now on to `sink` when they end. Of several watchers, the newest one gets them.
@@ -133,6 +139,7 @@ pub(crate) struct GateState {
     pub tenant: String,
     pub meter: Meter,
     pub lookups: Semaphore,
+    bytes: Arc<AtomicU64>,
     denials: Denials,
     policies: Mutex<PolicyStack>,
     connections: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
@@ -190,7 +197,9 @@ impl Metered for GateState {
 
     fn moved(&self, bytes: usize) {
         self.meter.charge(bytes);
-        self.shared.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        for counter in [&self.bytes, &self.shared.bytes] {
+            counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
     }
 
     fn overdrawn(&self, refusal: DenyReason) {

@@ -103,6 +103,14 @@ impl Egress {
         Ok(Self { shared: Arc::new(shared::EgressShared::new(config)?) })
     }
 
+    /// Returns an egress with another configuration, for sandboxes that are opened from now on, and what is different.
+    /// Sandboxes of this egress keep its secrets. The limits of the whole server and the totals continue. If nothing is
+    /// different, this egress is returned.
+    pub fn reload(&self, config: EgressConfig) -> io::Result<(Self, Vec<&'static str>)> {
+        let new = self.shared.reload(config)?.map(|(shared, changes)| (Self { shared: Arc::new(shared) }, changes));
+        Ok(new.unwrap_or_else(|| (self.clone(), Vec::new())))
+    }
+
     /// Serves one sandbox of `tenant` until the gate is dropped. Reports denials to `sink`.
     pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: denial::Sink) -> io::Result<Gate> {
         Gate::open(Arc::clone(&self.shared), listener, tenant, &policy, sink)

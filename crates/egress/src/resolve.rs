@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -28,7 +28,7 @@ const MAX_ADDRESSES: usize = 16;
 pub(crate) struct Resolver {
     hosts: BTreeMap<Host, IpAddr>,
     system: System,
-    permits: LookupPermits,
+    permits: Arc<LookupPermits>,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -42,6 +42,19 @@ pub(crate) enum ResolveError {
 impl Resolver {
     /// Creates a resolver. `hosts` are the names that the operator resolves statically.
     pub(crate) fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
+        Self::with(hosts, Arc::new(LookupPermits::new(max_lookups())))
+    }
+
+    /// Returns a resolver with other names, which shares the permits of this one.
+    pub(crate) fn with_hosts(&self, hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
+        Self::with(hosts, Arc::clone(&self.permits))
+    }
+
+    pub(crate) fn has_hosts_of(&self, other: &Self) -> bool {
+        self.hosts == other.hosts
+    }
+
+    fn with(hosts: &BTreeMap<String, IpAddr>, permits: Arc<LookupPermits>) -> io::Result<Self> {
         let read = |(name, address): (&String, &IpAddr)| match Host::parse(name) {
             Ok(host) if host.is_this_host() => {
                 let why = format!("`{}` is reserved for the loopback of this host", loopback::NAME);
@@ -53,11 +66,7 @@ impl Resolver {
                 format!("`{}` is not a name of a host", name.escape_debug()),
             )),
         };
-        Ok(Self {
-            hosts: hosts.iter().map(read).collect::<Result<_, _>>()?,
-            system: System::default(),
-            permits: LookupPermits::new(max_lookups()),
-        })
+        Ok(Self { hosts: hosts.iter().map(read).collect::<Result<_, _>>()?, system: System::default(), permits })
     }
 
     /// Returns whether the operator assigned an address to this name.
@@ -231,7 +240,7 @@ mod tests {
         let resolver = Resolver {
             hosts: BTreeMap::new(),
             system: System::fixed(crate::dns::ResolverConfig { timeout: LOOKUP_TIMEOUT, ..config }),
-            permits: LookupPermits::new(all),
+            permits: Arc::new(LookupPermits::new(all)),
         };
         let resolver = Arc::new(resolver);
         let mut flood = tokio::task::JoinSet::new();

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use zeroize::Zeroizing;
 
 /// A value that code may use without ever seeing it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Secret {
     /// Name of the environment variable that holds the placeholder.
     pub name: String,
@@ -22,7 +22,7 @@ pub struct Secret {
 }
 
 /// A secret value. It is never printed, and its memory is wiped when it is dropped.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Value(Zeroizing<String>);
 
 impl fmt::Debug for Value {

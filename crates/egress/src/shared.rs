@@ -11,7 +11,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use crate::resolve::Resolver;
 use crate::tls::Interceptor;
-use crate::upstream_proxy::Routes;
+use crate::upstream_proxy::{Routes, Upstreams};
 use crate::vault::SecretSet;
 use crate::{EgressConfig, SandboxSetup, lock, trust};
 
@@ -30,29 +30,47 @@ pub(crate) struct EgressShared {
     /// Permits for the connections of all sandboxes, bounded so that the server has enough descriptors left.
     pub permits: Arc<Semaphore>,
     /// Number of connections of all sandboxes, for the metrics.
-    pub connections: AtomicU64,
-    pub bytes: AtomicU64,
+    pub connections: Arc<AtomicU64>,
+    pub bytes: Arc<AtomicU64>,
 }
 
 impl EgressShared {
     pub(crate) fn new(config: EgressConfig) -> io::Result<Self> {
-        let interceptor = Interceptor::new(&config.secrets, &config.roots)?;
-        if !interceptor.is_empty() && config.certutil.is_none() {
-            tracing::warn!(
-                "browsers cannot reach hosts with a secret: `certutil` is not on this machine; it is in `libnss3-tools`"
-            );
-        }
+        let interceptor = interceptor(&config)?;
         Ok(Self {
             certutil: config.certutil,
             setups: Mutex::default(),
             resolver: Resolver::new(&config.hosts)?,
-            routes: Routes::new(config.upstreams).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?,
+            routes: routes(config.upstreams)?,
             fake_ip_dns: config.fake_ip_dns,
             interceptor,
             permits: Arc::new(Semaphore::new(max_connections())),
-            connections: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            connections: Arc::default(),
+            bytes: Arc::default(),
         })
+    }
+
+    /// Returns the state for another configuration, which has the same permits and counters, and what is different.
+    /// Returns `None` if nothing is.
+    pub(crate) fn reload(&self, config: EgressConfig) -> io::Result<Option<(Self, Vec<&'static str>)>> {
+        let (interceptor, resolver) = (interceptor(&config)?, self.resolver.with_hosts(&config.hosts)?);
+        let routes = routes(config.upstreams)?;
+        let mut changes = self.interceptor.changes(&interceptor);
+        changes.extend((!self.resolver.has_hosts_of(&resolver)).then_some("host names"));
+        let as_before = self.routes.has_proxies_of(&routes) && self.fake_ip_dns == config.fake_ip_dns;
+        changes.extend((!as_before).then_some("upstream proxies"));
+        let new = Self {
+            certutil: config.certutil,
+            setups: Mutex::default(),
+            resolver,
+            routes,
+            fake_ip_dns: config.fake_ip_dns,
+            interceptor,
+            permits: Arc::clone(&self.permits),
+            connections: Arc::clone(&self.connections),
+            bytes: Arc::clone(&self.bytes),
+        };
+        Ok((!changes.is_empty()).then_some((new, changes)))
     }
 
     /// Returns the setup for a sandbox of this tenant. It reveals nothing about the secrets of other tenants.
@@ -73,6 +91,20 @@ impl EgressShared {
         });
         Arc::clone(setup.await)
     }
+}
+
+fn routes(upstreams: Upstreams) -> io::Result<Routes> {
+    Routes::new(upstreams).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))
+}
+
+fn interceptor(config: &EgressConfig) -> io::Result<Interceptor> {
+    let interceptor = Interceptor::new(&config.secrets, &config.roots)?;
+    if !interceptor.is_empty() && config.certutil.is_none() {
+        tracing::warn!(
+            "browsers cannot reach hosts with a secret: `certutil` is not on this machine; it is in `libnss3-tools`"
+        );
+    }
+    Ok(interceptor)
 }
 
 /// Returns the maximum number of connections. Each one uses two descriptors, one towards each side, so together they

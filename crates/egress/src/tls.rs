@@ -103,6 +103,14 @@ impl Interceptor {
         Some(Trusted { authority, roots: own.roots.clone(), placeholders: own.vault.placeholders(set) })
     }
 
+    /// Returns what is different in the other interceptor: its secrets, or the authorities that vouch for their hosts.
+    pub(crate) fn changes(&self, other: &Self) -> Vec<&'static str> {
+        let secrets = |of: &Self| of.0.iter().flat_map(|own| own.vault.secrets().cloned()).collect::<Vec<_>>();
+        let roots = self.0.as_ref().zip(other.0.as_ref()).is_some_and(|(old, new)| old.roots != new.roots);
+        let all = [("secrets", secrets(self) != secrets(other)), ("certificates", roots)];
+        all.into_iter().filter(|(_, differs)| *differs).map(|(what, _)| what).collect()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_none()
     }

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -69,7 +69,11 @@ impl IdleUpstream {
             connection.state.shared.routes.log(&proxy, &error);
             return Err(error);
         }
-        let masked = proxy.has_credentials().then(|| proxy.masked()).filter(|_| !is_compressed(response.headers()));
+        if proxy.has_credentials() && is_compressed(response.headers()) && !response.body().is_end_stream() {
+            let why = "the answer is compressed, although the request forbade it, so nobody can tell whether it shows the credentials";
+            return Err(ProxyError::Upstream(why.into()));
+        }
+        let masked = proxy.has_credentials().then(|| proxy.masked());
         Ok((response, masked))
     }
 

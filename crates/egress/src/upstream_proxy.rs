@@ -134,7 +134,7 @@ impl UpstreamProxy {
 
     /// Turns a request for the host into a request for the proxy, which forwards it.
     pub(crate) fn address<B>(&self, target: &Target, request: &mut Request<B>) -> Result<(), ProxyError> {
-        if *request.method() == Method::TRACE {
+        if request.method().as_str().eq_ignore_ascii_case(Method::TRACE.as_str()) {
             // The proxy could answer it itself, with the credentials that it was sent.
             return Err(ProxyError::Malformed("TRACE does not pass through the upstream proxy of this server".into()));
         }
@@ -146,6 +146,8 @@ impl UpstreamProxy {
         headers.remove(header::MAX_FORWARDS);
         if let Some(value) = &self.authorization {
             headers.insert(header::PROXY_AUTHORIZATION, value.clone());
+            // A compressed answer could not be searched for the credentials.
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         Ok(())
     }
@@ -241,6 +243,10 @@ impl Routes {
         })
     }
 
+    pub(crate) fn has_proxies_of(&self, other: &Self) -> bool {
+        self.http == other.http && self.https == other.https && self.except == other.except
+    }
+
     /// Returns whether the target is an upstream proxy. Whoever could speak with it could ask it for any address.
     pub(crate) fn is_proxy(&self, target: &Target) -> bool {
         [&self.http, &self.https].into_iter().flatten().any(|proxy| proxy.target == *target)
@@ -274,7 +280,19 @@ impl Routes {
 }
 
 /// Names of networks for their own use. An upstream proxy would find them in its own network, or on its own machine.
-const LOCAL_NAMES: &[&str] = &["localhost", "local", "localdomain", "internal", "home.arpa"];
+const LOCAL_NAMES: &[&str] = &[
+    "localhost",
+    "local",
+    "localdomain",
+    "internal",
+    "home.arpa",
+    "lan",
+    "corp",
+    "home",
+    "intranet",
+    "private",
+    "consul",
+];
 
 /// Returns whether a name has a meaning only inside a network: one without a dot, or below a name for local use.
 pub(crate) fn is_local(name: &str) -> bool {
@@ -307,10 +325,18 @@ mod tests {
 
     #[test]
     fn names_of_a_network_of_its_own_are_told_from_public_ones() {
-        for name in ["localhost", "a.localhost", "wiki", "metadata.google.internal", "printer.local", "a.home.arpa"] {
+        for name in [
+            "localhost",
+            "a.localhost",
+            "wiki",
+            "metadata.google.internal",
+            "printer.local",
+            "a.home.arpa",
+            "router.lan",
+        ] {
             assert!(is_local(name), "{name}");
         }
-        for name in ["a.test", "localhost.example", "notlocal.example", "xlocal.com", "arpa.home"] {
+        for name in ["a.test", "localhost.example", "notlocal.example", "xlocal.com", "arpa.homes"] {
             assert!(!is_local(name), "{name}");
         }
     }

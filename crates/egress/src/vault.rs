@@ -57,6 +57,10 @@ impl Vault {
         secrets.iter().map(entry).collect::<Result<_, _>>().map(Self)
     }
 
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = &Secret> {
+        self.0.iter().map(|entry| &entry.secret)
+    }
+
     /// Returns the distinct non-empty sets of secrets that tenants can have.
     pub(crate) fn sets(&self) -> BTreeSet<SecretSet> {
         let named = self.0.iter().flat_map(|entry| entry.secret.tenants.iter().map(String::as_str));

@@ -50,8 +50,6 @@ pub struct EngineConfig {
     /// Maximum number of runs of one tenant in one realm that may wait at the same time.
     pub queue_length: usize,
     pub shutdown_grace: Duration,
-    /// Maximum time that an operation waits for the engine to become ready.
-    pub ready_wait: Duration,
     /// Maximum time for a sandbox to start, and again for a kernel to start in it.
     pub start_timeout: Duration,
     /// Maximum number of ready sandboxes of all tenants and realms together. The sandboxes that `pool_size` orders
@@ -89,7 +87,6 @@ impl Default for EngineConfig {
             queue_wait: Duration::from_secs(30),
             queue_length: 100,
             shutdown_grace: Duration::from_secs(30),
-            ready_wait: Duration::from_secs(30),
             start_timeout: Duration::from_secs(60),
             ready_max: 64,
             ready_memory_bytes: 512 * MB,
@@ -109,10 +106,6 @@ impl EngineConfig {
 
     pub fn realm_mut(&mut self, realm: Realm) -> Option<&mut RealmConfig> {
         self.realms.iter_mut().find(|config| config.realm == realm)
-    }
-
-    pub(crate) fn quota_of(&self, tenant: &Tenant) -> &Quota {
-        self.quotas.get(tenant).unwrap_or(&self.quota)
     }
 }
 
@@ -150,6 +143,8 @@ pub struct RealmConfig {
     pub short_ids: bool,
     /// Timeout of a run that asks for none.
     pub timeout: Duration,
+    /// Maximum time that an operation waits for the engine to become ready.
+    pub ready_wait: Duration,
     /// Maximum timeout that a run may ask for.
     pub max_timeout: Duration,
     /// Maximum timeout that a command may ask for.
@@ -233,6 +228,7 @@ impl RealmConfig {
             id_prefix: "ctx-",
             short_ids: false,
             timeout: Duration::from_secs(60),
+            ready_wait: Duration::from_secs(30),
             max_timeout: Duration::from_secs(300),
             max_command_timeout: Duration::from_secs(1800),
             max_background: Duration::from_secs(1800),

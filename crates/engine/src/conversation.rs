@@ -397,6 +397,7 @@ impl Shape {
     pub(crate) fn for_link(realm: &RealmConfig, key: &str, kept: KeptConfig) -> Self {
         let group = |name: &str| Group { name: name.into(), memory_bytes: None, cpu_millis: None };
         Self {
+            tenant: None,
             groups: vec![group("links"), group(realm.realm.0)],
             limits: realm.limits,
             volumes: Vec::new(),

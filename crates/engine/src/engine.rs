@@ -70,6 +70,10 @@ pub(crate) struct Inner {
     denials: Arc<AtomicU64>,
     /// Number of runs that have their permits.
     pub(crate) running: Arc<AtomicUsize>,
+    /// Number of calls in progress that do work.
+    pub(crate) working: Arc<AtomicUsize>,
+    /// True while calls that begin work are refused.
+    pub(crate) draining: AtomicBool,
 }
 
 /// Current numbers of everything that the engine manages.
@@ -133,6 +137,8 @@ impl Engine {
             tasks,
             notices,
             running: Arc::default(),
+            working: Arc::default(),
+            draining: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -170,7 +176,7 @@ impl Engine {
 
     /// Returns whether calls are served at the moment.
     pub fn is_ready(&self) -> bool {
-        *self.inner.state.borrow() == Readiness::Ready && self.is_up()
+        *self.inner.state.borrow() == Readiness::Ready && self.is_up() && !self.is_draining()
     }
 
     /// Returns whether the back end can create sandboxes at the moment.
@@ -181,6 +187,10 @@ impl Engine {
     /// Waits until the back end can no longer create sandboxes, and returns the reason.
     pub async fn given_up(&self) -> String {
         self.inner.registry.backend().given_up().await
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 
     pub fn config(&self) -> &EngineConfig {
@@ -206,7 +216,7 @@ impl Engine {
             ending: self.inner.registry.ending(),
             sandboxes: self.sandboxes(),
             denials: self.inner.denials.load(Ordering::Relaxed),
-            traffic: self.inner.config.egress.as_ref().map(egress::Egress::traffic).unwrap_or_default(),
+            traffic: self.inner.tenants.traffic(),
             browsers: self.inner.registry.browsers(),
             ..Counts::default()
         };
@@ -227,6 +237,31 @@ impl Engine {
     /// Returns the number of contexts of this tenant in this realm, and how many of them run something.
     pub fn counts_of(&self, tenant: &Tenant, realm: Realm) -> (usize, usize) {
         self.inner.tenants.known(tenant, realm).map_or((0, 0), |tenancy| tenancy.count())
+    }
+
+    /// Applies the quotas and the network of another configuration, and ignores the rest of it. Quotas apply to contexts
+    /// and runs that begin from now on, and the network to sandboxes that are created from now on.
+    pub fn reload(&self, config: &EngineConfig) {
+        self.inner.tenants.reload(config);
+        if let Some(started) = self.inner.started.get() {
+            started.stock.renew(&self.inner.tenants);
+        }
+    }
+
+    /// Ends everything that belongs to a tenant: its contexts, its calls in progress and its background runs. Refuses
+    /// its calls until a reload names it again. Returns the number of contexts that it had.
+    pub fn remove_tenant(&self, tenant: &Tenant) -> usize {
+        let mut contexts = 0;
+        for tenancy in self.inner.tenants.remove(tenant) {
+            for removed in tenancy.remove_all() {
+                self.inner.end_now(&tenancy, removed, "its tenant was removed");
+                contexts += 1;
+            }
+        }
+        if let Some(started) = self.inner.started.get() {
+            started.stock.renew(&self.inner.tenants);
+        }
+        contexts
     }
 
     /// Fills and checks the pool, and makes the engine ready. The error is for the operator and may contain paths of
@@ -261,7 +296,8 @@ impl Engine {
         if inner.closing.is_cancelled() {
             return Err(EngineError::ShuttingDown);
         }
-        inner.wait_until_ready(&call.cancel).await?;
+        let _working = inner.begin_work(&op)?;
+        inner.wait_until_ready(call).await?;
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
         let (memory, call) = (call.memory.clone(), Call { cancel, ..call.clone() });
@@ -419,7 +455,7 @@ impl Inner {
         let begun = Instant::now();
         report(StartupStep::Begun { id: &uuid::Uuid::new_v4().simple().to_string()[..12] });
         let provisioner = Arc::new(Provisioner::new(self.registry.clone(), self.config.clone(), runtimes));
-        let tenancy = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
+        let tenancy = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm)?;
         let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
         let stock = Stock::new(provisioner.clone(), self.config.clone(), &tenancy, tasks, closing);
         // The zygote imports for a while; the sandboxes are created in the meantime.
@@ -443,6 +479,8 @@ impl Inner {
             let program = browser.program.clone();
             self.tasks.spawn_blocking(|| BrowserCommand::pre_read(program));
         }
+        // The rules may have changed meanwhile.
+        stock.renew(&self.tenants);
         self.tasks.spawn(stock.clone().keep());
         self.repeat(UPKEEP, |inner| async move { inner.upkeep().await });
         let orphans = self.config.orphan_interval;
@@ -483,18 +521,19 @@ impl Inner {
         }
     }
 
-    async fn wait_until_ready(&self, cancel: &CancellationToken) -> Result<(), EngineError> {
+    async fn wait_until_ready(&self, call: &Call) -> Result<(), EngineError> {
         if *self.state.borrow() == Readiness::Ready {
             return Ok(());
         }
+        let longest = self.config.realm(call.realm).map_or(Duration::ZERO, |realm| realm.ready_wait);
         let mut watching = self.state.subscribe();
         let ready = watching.wait_for(|state| !matches!(state, Readiness::Preparing(_)));
         let state = tokio::select! {
             biased;
             state = ready => state.map(|state| state.clone()).ok(),
-            () = cancel.cancelled() => return Err(EngineError::Cancelled),
+            () = call.cancel.cancelled() => return Err(EngineError::Cancelled),
             () = self.closing.cancelled() => return Err(EngineError::ShuttingDown),
-            () = tokio::time::sleep(self.config.ready_wait) => None,
+            () = tokio::time::sleep(longest) => None,
         };
         match state.unwrap_or_else(|| self.state.borrow().clone()) {
             Readiness::Ready => Ok(()),
@@ -568,6 +607,16 @@ impl Inner {
         self.tasks.spawn(async move {
             let _ = ops::stop_context::finish(removed).await;
         });
+    }
+
+    /// Ends a removed context together with everything that runs in it, without delaying the caller.
+    pub(crate) fn end_now(&self, tenancy: &Tenancy, removed: Removed, why: &'static str) {
+        if let Some(sandbox) = removed.context.live_sandbox() {
+            sandbox.guest.close(why);
+        }
+        tenancy.tenant.background.cancel_in(tenancy.config().realm, &removed.context.id);
+        self.notify_with(tenancy, &removed.context.id, NoticeKind::Stopped, why);
+        self.tasks.spawn(ops::stop_context::end(removed));
     }
 
     pub(crate) fn health(&self) -> Health {

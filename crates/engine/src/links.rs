@@ -150,7 +150,7 @@ impl Inner {
         let (kept, owner) = (realm.kept?, self.conversations.owner(key));
         let shape = match (&owner, of) {
             (Some(owner), of) if of.is_none_or(|tenant| tenant == owner) => {
-                Shape::with_data(&*self.tenants.of(owner, realm.realm, &self.config).ok()?, key, kept)
+                Shape::with_data(&*self.tenants.of(owner, realm.realm).ok()?, key, kept)
             }
             // The conversation was used before the engine started, so its tenant is unknown.
             (None, None) if self.conversations.exists(key) => Shape::for_link(realm, key, kept),

@@ -1,5 +1,6 @@
 //! The operations. Each file of this module implements one kind of `Op` as methods of `OpContext`.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,9 +41,20 @@ pub(crate) const FILE_WAIT: Duration = Duration::from_secs(30);
 const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
-    let tenancy = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
+    let tenancy = inner.tenants.of(&call.tenant, call.realm)?;
+    let (gone, cancel) = (tenancy.tenant.gone.clone(), call.cancel.clone());
     let (stages, found) = (call.stages.clone(), call.found.clone());
-    let ops = OpContext { inner, tenancy, stages, found };
+    let mut work = pin!(perform(OpContext { inner, tenancy, stages, found }, call, op));
+    tokio::select! {
+        biased;
+        result = &mut work => return result,
+        // The calls of a tenant that is removed end as if their clients had cancelled them.
+        () = gone.cancelled() => cancel.cancel(),
+    }
+    work.await
+}
+
+async fn perform(ops: OpContext, call: Call, op: Op) -> Result<Outcome, EngineError> {
     match op {
         Op::CreateContext(new) => ops.create_context(&call, new).await,
         Op::ListContexts => Ok(ops.list_contexts()),
@@ -325,7 +337,7 @@ pub(crate) const NETWORK_OFF: &str =
 impl OpContext {
     /// Checks the environment variables and the network that a run asks for.
     fn check_env_and_network(&self, env: &Environment, network: Network) -> Result<(), EngineError> {
-        if network == Network::On && self.tenancy.config().network.is_none() {
+        if network == Network::On && !self.tenancy.has_network() {
             return Err(EngineError::NetworkOff(NETWORK_OFF.into()));
         }
         proto::check_environment(&env.0).map_err(|error| EngineError::InvalidEnvironment(error.to_string()))

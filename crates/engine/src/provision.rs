@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::config::{EngineConfig, RealmConfig, Runtimes};
 use crate::guest::GuestReply;
-use crate::op::Size;
+use crate::op::{Size, Tenant};
 use crate::registry::{LiveSandbox, Registry, SandboxFailure};
 use crate::sandbox_egress::EgressSpec;
 use crate::tenancy::Tenancy;
@@ -22,6 +22,8 @@ const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 /// The properties in which one sandbox differs from another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shape {
+    /// Tenant whose use is metered, if it is known.
+    pub(crate) tenant: Option<Tenant>,
     pub(crate) groups: Vec<Group>,
     pub(crate) limits: Limits,
     pub(crate) volumes: Vec<SharedVolume>,
@@ -38,6 +40,7 @@ impl Shape {
         let config = tenancy.config();
         let limits = config.limits_of(size);
         Self {
+            tenant: Some(tenancy.tenant.tenant.clone()),
             groups: tenancy.groups(),
             limits,
             browser: config.browser_room(&limits),
@@ -89,21 +92,16 @@ impl Provisioner {
         shape: &Shape,
         first: Option<Language>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        let Shape { groups, limits, volumes, kept, egress, browser } = shape.clone();
+        let Shape { tenant, groups, limits, volumes, kept, egress, browser } = shape.clone();
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
         let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files());
-        let trusted = self.setup(egress.as_ref()).await;
+        let trusted = setup(egress.as_ref()).await;
         files.extend(trusted.iter().flat_map(|setup| setup.files.clone()).map(FileSpec::from));
         // The browser's processes are added to the limit, so that code may start as many as without a browser.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
         let limits = Limits { pids, ..limits };
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: egress.is_some(), browser };
-        self.registry.create(spec, first, egress).await
-    }
-
-    /// Returns the files and environment variables that a sandbox with this egress needs.
-    async fn setup(&self, egress: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
-        Some(self.config.egress.as_ref()?.setup(&egress?.tenant.0).await)
+        self.registry.create(spec, first, egress, tenant).await
     }
 
     /// Returns whether contexts of this realm can have a browser.
@@ -113,13 +111,13 @@ impl Provisioner {
 
     pub(crate) async fn start_browser(&self, sandbox: &LiveSandbox) -> Result<(), SandboxFailure> {
         let command = self.runtimes.browser.as_ref().ok_or_else(|| SandboxFailure::new("no browser is installed"))?;
-        let nssdb = self.setup(sandbox.egress_spec()).await.and_then(|setup| setup.nssdb.clone());
+        let nssdb = setup(sandbox.egress_spec()).await.and_then(|setup| setup.nssdb.clone());
         sandbox.start_browser(command.spec(sandbox.has_egress(), nssdb, sandbox.downloads())).await
     }
 
     /// Returns the additional environment variables that every program in this sandbox needs.
     pub(crate) async fn env_of(&self, sandbox: &LiveSandbox) -> BTreeMap<String, String> {
-        self.setup(sandbox.egress_spec()).await.map(|setup| setup.env.clone()).unwrap_or_default()
+        setup(sandbox.egress_spec()).await.map(|setup| setup.env.clone()).unwrap_or_default()
     }
 
     /// Starts the first kernel of a sandbox and returns the sandbox. On failure nothing is left of it.
@@ -153,6 +151,12 @@ impl Provisioner {
         spec.env.extend(self.env_of(sandbox).await);
         sandbox.start_kernel(kernel, spec).await.map(drop)
     }
+}
+
+/// Returns the files and environment variables that a sandbox with this egress needs.
+async fn setup(egress: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
+    let EgressSpec { egress, tenant, .. } = egress?;
+    Some(egress.as_ref()?.setup(&tenant.0).await)
 }
 
 /// Returns a statement that leaves nothing behind in the kernel. An expression would be remembered as the last value.

@@ -3,7 +3,7 @@
 //! A sandbox is listed from the moment the back end returns it until the back end confirms that nothing of it is left.
 //! So no sandbox can leak, neither through a dropped call nor through a lost guest or a failed start.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,10 +18,13 @@ use tokio_util::task::TaskTracker;
 use crate::browser::{BrowserStatus, Browsers, Counters};
 use crate::config::EngineConfig;
 use crate::guest::{GuestClient, GuestLost, lock};
-use crate::op::{Network, StageInProgress};
+use crate::metering::{self, Meter, SandboxMeter, TenantUsage};
+use crate::op::{Network, StageInProgress, Tenant};
 use crate::sandbox_egress::{DenialSinks, EgressSpec, RunEgress, SandboxEgress};
 
 const STATS_WAIT: Duration = Duration::from_secs(2);
+/// Maximum time to read the counters of all sandboxes.
+const METER_WAIT: Duration = Duration::from_secs(20);
 /// Maximum time that a caller waits for a destruction, which is retried later if it takes longer.
 const DESTROY_WAIT: Duration = Duration::from_secs(30);
 
@@ -38,13 +41,16 @@ struct RegistryInner {
     next: AtomicU64,
     closed: AtomicBool,
     start_timeout: Duration,
-    egress: Option<egress::Egress>,
     denial_sinks: DenialSinks,
     browsers: Counters,
+    meter: Meter,
 }
 
 struct RegistryEntry {
     sandbox: Box<dyn Sandbox>,
+    /// Tenant whose use is metered, if it is known.
+    tenant: Option<Tenant>,
+    meter: SandboxMeter,
     disk_bytes: u64,
     /// Directory to which a browser downloads.
     downloads: &'static str,
@@ -75,7 +81,19 @@ impl RegistryEntry {
         *lock(&self.forked) = Some(forked);
     }
 
-    async fn destroy(&self) -> Result<(), BackendError> {
+    /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to
+    /// wait.
+    async fn stats(&self) -> Option<sandbox::Stats> {
+        tokio::time::timeout(STATS_WAIT, self.sandbox.stats()).await.ok()?.ok()
+    }
+
+    fn counters(&self, stats: Option<sandbox::Stats>) -> metering::Counters {
+        let network_bytes = self.egress.as_ref().map_or(0, SandboxEgress::bytes);
+        let (cpu_usec, memory_bytes) = stats.map(|stats| (stats.cpu_usec, stats.memory_bytes)).unwrap_or_default();
+        metering::Counters { cpu_usec, memory_bytes, network_bytes }
+    }
+
+    async fn destroy(&self, meter: &Meter) -> Result<(), BackendError> {
         self.doomed.store(true, Ordering::SeqCst);
         // The egress is closed first: nothing may leave on behalf of a sandbox that is over, however long its end
         // takes.
@@ -83,8 +101,9 @@ impl RegistryEntry {
         let destroying = async {
             let mut destroyed = self.destroyed.lock().await;
             if !*destroyed {
-                self.sandbox.destroy().await?;
+                let last = self.sandbox.destroy().await?;
                 *destroyed = true;
+                meter.count_last(&self.meter, self.counters(last));
             }
             Ok(())
         };
@@ -150,9 +169,9 @@ impl Registry {
             next: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             start_timeout: config.start_timeout,
-            egress: config.egress.clone(),
             denial_sinks,
             browsers: Counters::default(),
+            meter: Meter::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -165,11 +184,12 @@ impl Registry {
         spec: SandboxSpec,
         first: Option<Language>,
         egress: Option<EgressSpec>,
+        tenant: Option<Tenant>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let registry = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
-            let created = registry.create_here(&spec, first, egress).await;
+            let created = registry.create_here(&spec, first, egress, tenant).await;
             if let Err(Ok(unwanted)) = sender.send(created) {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
@@ -182,6 +202,7 @@ impl Registry {
         spec: &SandboxSpec,
         first: Option<Language>,
         egress: Option<EgressSpec>,
+        tenant: Option<Tenant>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let shared = &self.shared;
         if shared.closed.load(Ordering::SeqCst) {
@@ -198,6 +219,8 @@ impl Registry {
         };
         let entry = Arc::new(RegistryEntry {
             sandbox,
+            tenant,
+            meter: SandboxMeter::default(),
             disk_bytes: spec.limits.disk_bytes,
             downloads: spec.downloads(),
             egress,
@@ -248,7 +271,7 @@ impl Registry {
 
     /// Destroys a sandbox. It stays listed until that succeeds, so that the destruction can be retried.
     async fn destroy(&self, number: u64, entry: &RegistryEntry) -> Result<(), SandboxFailure> {
-        match entry.destroy().await {
+        match entry.destroy(&self.shared.meter).await {
             Ok(()) => {
                 lock(&self.shared.sandboxes).remove(&number);
                 lock(&entry.ending_permit).take();
@@ -274,6 +297,21 @@ impl Registry {
         for (number, entry) in all.into_iter().filter(|(_, entry)| entry.doomed.load(Ordering::SeqCst)) {
             let _ = self.destroy(number, &entry).await;
         }
+    }
+
+    /// Reads the counters of all sandboxes in use, and returns what each tenant used since the last call.
+    pub(crate) async fn take_usage(&self) -> BTreeMap<Tenant, TenantUsage> {
+        let meter = &self.shared.meter;
+        let reading = async {
+            for (_, entry) in self.entries().into_iter().filter(|(_, entry)| entry.meter.counts()) {
+                // Without statistics the next reading covers this time, too.
+                if let Some(stats) = entry.stats().await {
+                    meter.count(&entry.meter, entry.counters(Some(stats)));
+                }
+            }
+        };
+        let _ = tokio::time::timeout(METER_WAIT, reading).await;
+        meter.take()
     }
 
     fn entries(&self) -> Vec<(u64, Arc<RegistryEntry>)> {
@@ -321,14 +359,14 @@ impl RegistryInner {
     fn open_egress(&self, sandbox: &dyn Sandbox, spec: EgressSpec) -> Result<SandboxEgress, SandboxFailure> {
         let public = "the sandbox has no way out to the network; the server's log says why";
         let none = |log: String| SandboxFailure::logged(public, log);
-        let egress = self
+        let egress = spec
             .egress
-            .as_ref()
+            .clone()
             .ok_or_else(|| none("the sandbox has a network policy, but the server has no egress proxy".into()))?;
         let listener = sandbox
             .take_egress_listener()
             .ok_or_else(|| none("the sandbox handed over no socket for its egress".into()))?;
-        let opened = SandboxEgress::open(egress, listener, spec, self.denial_sinks.clone());
+        let opened = SandboxEgress::open(&egress, listener, spec, self.denial_sinks.clone());
         opened.map_err(|error| none(format!("the sandbox's egress cannot be opened: {error}")))
     }
 }
@@ -382,8 +420,9 @@ impl LiveSandbox {
         self.entry.egress.as_ref().map(SandboxEgress::spec)
     }
 
-    /// Assigns the sandbox to a context or a conversation, to which its denials are then attributed.
+    /// Assigns the sandbox to a context or a conversation, to which its denials and its use are then attributed.
     pub(crate) fn belongs_to(&self, id: &str) {
+        self.entry.tenant.iter().for_each(|tenant| self.entry.meter.begin(tenant));
         self.entry.egress.iter().for_each(|egress| egress.belongs_to(id));
     }
 
@@ -392,14 +431,16 @@ impl LiveSandbox {
         RunEgress::through(self.entry.egress.as_ref(), network, stage)
     }
 
-    /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to
-    /// wait.
     pub(crate) async fn stats(&self) -> Option<sandbox::Stats> {
-        let asking = async { tokio::time::timeout(STATS_WAIT, self.entry.sandbox.stats()).await.ok()?.ok() };
         match self.guest.is_lost() {
-            true => *self.entry.last_stats.get_or_init(|| asking).await,
-            false => asking.await,
+            true => *self.entry.last_stats.get_or_init(|| self.entry.stats()).await,
+            false => self.entry.stats().await,
         }
+    }
+
+    /// Returns the number of bytes that the sandbox exchanged with the outside.
+    pub(crate) fn network_bytes(&self) -> u64 {
+        self.entry.counters(None).network_bytes
     }
 
     pub(crate) async fn browser_oom_kills(&self) -> Option<u64> {

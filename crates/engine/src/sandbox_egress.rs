@@ -25,9 +25,10 @@ const MAX_REPORTED: usize = 20;
 const MAX_RECORDED: usize = 32;
 const REPORT_WINDOW: Duration = Duration::from_secs(60);
 
-/// The tenant and realm of a sandbox, and the policy for its network.
+/// The tenant and realm of a sandbox, and the egress and the policy for its network.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct EgressSpec {
+    pub(crate) egress: Option<Egress>,
     pub(crate) tenant: Tenant,
     pub(crate) realm: Realm,
     pub(crate) policy: Policy,
@@ -43,6 +44,8 @@ pub(crate) struct DenialSinks {
 pub(crate) struct SandboxEgress {
     /// The gate of the sandbox, or `None` once it is closed.
     gate: Mutex<Option<Gate>>,
+    /// Number of bytes that passed the gate.
+    bytes: Arc<AtomicU64>,
     reporter: Arc<DenialReporter>,
 }
 
@@ -57,7 +60,13 @@ impl SandboxEgress {
         let (of, EgressSpec { tenant, policy, .. }) = (reporter.clone(), &reporter.spec);
         let gate =
             egress.open(listener, &tenant.0, policy.clone(), Arc::new(move |denial: &Denial| of.report(denial)))?;
-        Ok(Self { gate: Mutex::new(Some(gate)), reporter })
+        let bytes = gate.bytes();
+        Ok(Self { gate: Mutex::new(Some(gate)), bytes, reporter })
+    }
+
+    /// Returns the number of bytes that passed, also after the gate was closed.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn spec(&self) -> &EgressSpec {

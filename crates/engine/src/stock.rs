@@ -21,7 +21,7 @@ use crate::demand::PoolBudget;
 use crate::guest::lock;
 use crate::provision::{FIRST_KERNEL, Provisioner, Shape, rehearse};
 use crate::registry::{LiveSandbox, SandboxFailure};
-use crate::tenancy::Tenancy;
+use crate::tenancy::{Tenancies, Tenancy};
 
 mod shelf;
 
@@ -174,6 +174,10 @@ impl Stock {
         let at_once = self.at_once();
         let mut shelves = lock(&shared.shelves);
         let shelf = shelves.all.entry(ShelfKey::of(tenancy, kind)).or_insert_with(|| Shelf::new(tenancy, kind));
+        // A tenant that was removed and added again is another one.
+        if !Arc::ptr_eq(&shelf.tenancy, tenancy) {
+            shelf.renew(tenancy);
+        }
         shelf.demand.took(now, shelf.pace / at_once as u32);
         shelf.last_taken = now;
         shared.changed.notify_one();
@@ -184,6 +188,17 @@ impl Stock {
             }
             None => Err(otherwise(shelf)),
         }
+    }
+
+    /// Adapts the shelves to the rules in force, and destroys the ready sandboxes that do not fit them.
+    pub(crate) fn renew(&self, tenants: &Tenancies) {
+        for (key, shelf) in &mut lock(&self.shared.shelves).all {
+            match tenants.known(&key.tenant, key.realm) {
+                Some(tenancy) => shelf.renew(&tenancy),
+                None => shelf.close(),
+            }
+        }
+        self.shared.changed.notify_one();
     }
 
     fn at_once(&self) -> usize {
@@ -351,7 +366,7 @@ impl Stock {
                 let took = begun.elapsed();
                 refill.done(|shelf| {
                     shelf.learn(took, ready.bytes);
-                    shelf.put(ready);
+                    shelf.put_if_fit(ready, &shape);
                 });
             }
             Err(why) => {

@@ -10,6 +10,8 @@ use std::time::Duration;
 use proto::Root;
 use sandbox::{Group, SharedVolume};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::background::Runs;
 use crate::config::{EngineConfig, Mount, RealmConfig};
@@ -21,30 +23,92 @@ use crate::sandbox_egress::EgressSpec;
 
 /// Maximum number of bytes that one tenant may be uploading into its sandboxes at the same time.
 pub(crate) const UPLOADS: usize = 64 << 20;
+/// Number of permits that no number of runs uses up.
+const UNLIMITED: usize = 1 << 20;
 /// Maximum number of a tenant's sandboxes that may be ending without counting as contexts. A call that ends one more
 /// waits for its end.
 const ENDING: usize = 64;
 
+/// Time for which calls of a removed tenant are refused. A call that was admitted before the removal may still arrive.
+const REFUSED: Duration = Duration::from_secs(10 * 60);
+
 /// One realm, with the memory that all tenants use in it together.
 pub(crate) struct RealmState {
     pub(crate) config: RealmConfig,
+    /// Network of new sandboxes. A reload replaces that of `config`.
+    network: Mutex<RealmNetwork>,
     memory: AtomicU64,
+}
+
+struct RealmNetwork {
+    egress: Option<egress::Egress>,
+    policy: Option<egress::Policy>,
+    of_sizes: BTreeMap<Size, egress::Policy>,
+}
+
+impl RealmNetwork {
+    fn new(realm: &RealmConfig, config: &EngineConfig) -> Self {
+        Self { egress: config.egress.clone(), policy: realm.network.clone(), of_sizes: realm.network_of.clone() }
+    }
 }
 
 /// One tenant across all realms.
 pub(crate) struct TenantState {
     pub(crate) tenant: Tenant,
-    quota: Quota,
+    rules: Mutex<TenantRules>,
     mounts: Vec<Mount>,
-    group: Group,
     contexts: AtomicUsize,
-    /// One permit for each run that may execute at the same time, if the tenant's quota limits them.
-    pub(crate) runs: Option<Arc<Semaphore>>,
     /// One permit for each byte that the tenant may be uploading.
     pub(crate) uploads: Arc<Semaphore>,
     /// One permit for each sandbox that may be ending.
     ending: Arc<Semaphore>,
     pub(crate) background: Runs,
+    /// Token that is cancelled when the tenant is removed.
+    pub(crate) gone: CancellationToken,
+}
+
+/// The quota of a tenant and what follows from it. A reload changes them.
+struct TenantRules {
+    quota: Quota,
+    /// Cgroup around new sandboxes. Another quota of memory needs another cgroup, because the sandboxes in this one
+    /// rely on its limit.
+    group: Group,
+    /// One permit for each run that may execute at the same time, if the quota limits them.
+    runs: Option<Arc<Semaphore>>,
+}
+
+impl TenantRules {
+    fn new(group_name: String, quota: Quota) -> Self {
+        let group = Group { name: group_name, memory_bytes: quota.memory_bytes, cpu_millis: None };
+        Self { group, runs: quota.runs.map(|runs| Arc::new(Semaphore::new(runs.max(1)))), quota }
+    }
+
+    fn set_quota(&mut self, quota: &Quota) {
+        if quota.memory_bytes != self.quota.memory_bytes {
+            self.group = Group { name: random_group(), memory_bytes: quota.memory_bytes, cpu_millis: None };
+        }
+        match (&self.runs, self.quota.runs.map(|runs| runs.max(1)), quota.runs.map(|runs| runs.max(1))) {
+            (_, old, new) if old == new => {}
+            (Some(runs), Some(old), Some(new)) if new > old => runs.add_permits(new - old),
+            (Some(runs), Some(old), Some(new)) => {
+                // Permits in use are taken away when their runs end, after the runs that wait already.
+                let missing = old - new - runs.forget_permits(old - new);
+                let (runs, missing) = (runs.clone(), u32::try_from(missing).unwrap_or(u32::MAX));
+                tokio::spawn(async move { runs.acquire_many_owned(missing).await.map(OwnedSemaphorePermit::forget) });
+            }
+            (runs, _, new) => {
+                // Runs that wait for the old permits need none any more.
+                runs.iter().for_each(|runs| runs.add_permits(UNLIMITED));
+                self.runs = new.map(|runs| Arc::new(Semaphore::new(runs)));
+            }
+        }
+        self.quota = quota.clone();
+    }
+}
+
+/// Returns a name for the cgroup of a tenant. The tenant's own name could collide there or be invalid.
+fn random_group() -> String {
+    format!("t-{}", uuid::Uuid::new_v4().simple())
 }
 
 /// The contexts, permits and queue of one tenant in one realm.
@@ -72,22 +136,28 @@ struct ContextTable {
 }
 
 impl TenantState {
-    fn new(tenant: &Tenant, config: &EngineConfig) -> Self {
-        // Only the built-in name is passed to the back end as it is. Other names could collide or be invalid there.
-        let name =
-            if *tenant == Tenant::local() { "local".into() } else { format!("t-{}", uuid::Uuid::new_v4().simple()) };
-        let quota = config.quota_of(tenant).clone();
+    fn new(tenant: &Tenant, quota: Quota, mounts: &[Mount]) -> Self {
+        // Only the built-in name is passed to the back end as it is.
+        let group_name = if *tenant == Tenant::local() { "local".into() } else { random_group() };
         Self {
             tenant: tenant.clone(),
-            mounts: config.mounts.iter().filter(|mount| mount.is_for(tenant)).cloned().collect(),
-            group: Group { name, memory_bytes: quota.memory_bytes, cpu_millis: None },
+            rules: Mutex::new(TenantRules::new(group_name, quota)),
+            mounts: mounts.iter().filter(|mount| mount.is_for(tenant)).cloned().collect(),
             contexts: AtomicUsize::new(0),
-            runs: quota.runs.map(|runs| Arc::new(Semaphore::new(runs.max(1)))),
             uploads: Arc::new(Semaphore::new(UPLOADS)),
             ending: Arc::new(Semaphore::new(ENDING)),
             background: Runs::default(),
-            quota,
+            gone: CancellationToken::new(),
         }
+    }
+
+    fn most_contexts(&self) -> usize {
+        lock(&self.rules).quota.contexts.unwrap_or(usize::MAX)
+    }
+
+    /// Returns the permits for runs that execute at the same time, if the tenant's quota limits them.
+    pub(crate) fn runs(&self) -> Option<Arc<Semaphore>> {
+        lock(&self.rules).runs.clone()
     }
 
     /// Takes a permit for one more sandbox that is ending.
@@ -117,12 +187,12 @@ impl Tenancy {
     pub(crate) fn groups(&self) -> Vec<Group> {
         let RealmConfig { realm, group_memory_bytes: memory_bytes, group_cpu_millis: cpu_millis, .. } =
             self.realm.config;
-        vec![self.tenant.group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
+        vec![lock(&self.tenant.rules).group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
     }
 
     /// Returns how many contexts the tenant may have here.
     pub(crate) fn most_contexts(&self) -> usize {
-        self.config().max_contexts.min(self.tenant.quota.contexts.unwrap_or(usize::MAX))
+        self.config().max_contexts.min(self.tenant.most_contexts())
     }
 
     /// Returns the directories of the host that the operator mounts into this tenant's contexts.
@@ -134,11 +204,17 @@ impl Tenancy {
     /// Returns the egress of sandboxes of this size if the operator allows one. The policies of the size and of the
     /// tenant can only narrow it.
     pub(crate) fn egress(&self, size: Option<Size>) -> Option<EgressSpec> {
-        let config = self.config();
-        let of_size = size.or(config.default_size).and_then(|size| config.network_of.get(&size));
-        let narrower = of_size.into_iter().chain(&self.tenant.quota.network);
-        let policy = narrower.fold(config.network.clone()?, egress::Policy::and);
-        Some(EgressSpec { tenant: self.tenant.tenant.clone(), realm: config.realm, policy })
+        let RealmConfig { realm, default_size, .. } = *self.config();
+        let of_tenant = lock(&self.tenant.rules).quota.network.clone();
+        let network = lock(&self.realm.network);
+        let of_size = size.or(default_size).and_then(|size| network.of_sizes.get(&size));
+        let policy = of_size.into_iter().chain(&of_tenant).fold(network.policy.clone()?, egress::Policy::and);
+        Some(EgressSpec { egress: network.egress.clone(), tenant: self.tenant.tenant.clone(), realm, policy })
+    }
+
+    /// Returns whether the operator gives sandboxes of this realm a network.
+    pub(crate) fn has_network(&self) -> bool {
+        lock(&self.realm.network).policy.is_some()
     }
 
     /// Reserves room for a context before it is created.
@@ -205,11 +281,18 @@ impl Tenancy {
         idle.into_iter().map(|context| contexts.remove(context, self)).collect()
     }
 
+    /// Removes all contexts.
+    pub(crate) fn remove_all(self: &Arc<Self>) -> Vec<Removed> {
+        let mut contexts = lock(&self.contexts);
+        let all: Vec<Arc<Context>> = contexts.by_id.values().cloned().collect();
+        all.into_iter().map(|context| contexts.remove(context, self)).collect()
+    }
+
     pub(crate) fn list(&self) -> Vec<ContextInfo> {
         self.newest_first().iter().map(|context| context.info()).collect()
     }
 
-    fn newest_first(&self) -> Vec<Arc<Context>> {
+    pub(crate) fn newest_first(&self) -> Vec<Arc<Context>> {
         let mut all: Vec<Arc<Context>> = lock(&self.contexts).by_id.values().cloned().collect();
         all.sort_by_key(|context| std::cmp::Reverse(context.number));
         all
@@ -331,7 +414,7 @@ pub(crate) struct Charge {
 
 impl Charge {
     fn take(tenant: &Arc<TenantState>, realm: &Arc<RealmState>, memory: u64) -> Result<Self, EngineError> {
-        let most = tenant.quota.contexts.unwrap_or(usize::MAX);
+        let most = tenant.most_contexts();
         let one_more = |held: usize| (held < most).then_some(held + 1);
         if tenant.contexts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_err() {
             return Err(EngineError::OverLimit { what: LimitKind::Contexts, limit: most.to_string() });
@@ -374,7 +457,8 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Adds the context and removes `old`, which may have the same id. Returns `None` if another context has the id.
+    /// Adds the context and removes `old`, which may have the same id. Returns `None` if another context has the id, or
+    /// if the tenant was removed.
     pub(crate) fn fill(
         mut self,
         mut context: Context,
@@ -382,7 +466,9 @@ impl Reservation {
     ) -> Option<(ContextLease, Option<Removed>)> {
         let mut contexts = lock(&self.tenancy.contexts);
         let is_old = |there: &Arc<Context>| old.is_some_and(|old| Arc::ptr_eq(old, there));
-        if contexts.by_id.get(&context.id).is_some_and(|there| !is_old(there)) {
+        if contexts.by_id.get(&context.id).is_some_and(|there| !is_old(there))
+            || self.tenancy.tenant.gone.is_cancelled()
+        {
             return None;
         }
         let removed = old.and_then(|old| contexts.remove_exact(old, &self.tenancy));
@@ -426,26 +512,83 @@ pub(crate) struct Tenancies {
 struct TenancyTables {
     tenants: HashMap<Tenant, Arc<TenantState>>,
     tenancies: HashMap<(Tenant, Realm), Arc<Tenancy>>,
+    /// Quota of every tenant without an entry in `quotas`.
+    quota: Quota,
+    quotas: BTreeMap<Tenant, Quota>,
+    mounts: Vec<Mount>,
+    /// Tenants that were removed, with the time until which their calls are refused.
+    removed: HashMap<Tenant, Instant>,
+}
+
+impl TenancyTables {
+    fn quota_of(&self, tenant: &Tenant) -> &Quota {
+        self.quotas.get(tenant).unwrap_or(&self.quota)
+    }
 }
 
 impl Tenancies {
     pub(crate) fn new(config: &EngineConfig) -> Self {
-        let state = |config: &RealmConfig| {
-            (config.realm, Arc::new(RealmState { config: config.clone(), memory: AtomicU64::new(0) }))
+        let state = |realm: &RealmConfig| {
+            let network = Mutex::new(RealmNetwork::new(realm, config));
+            (realm.realm, Arc::new(RealmState { config: realm.clone(), network, memory: AtomicU64::new(0) }))
         };
-        Self { realms: config.realms.iter().map(state).collect(), all: Mutex::default(), links: LinkIndex::default() }
+        let EngineConfig { quota, quotas, mounts, .. } = config.clone();
+        let all = TenancyTables { quota, quotas, mounts, ..TenancyTables::default() };
+        Self { realms: config.realms.iter().map(state).collect(), all: Mutex::new(all), links: LinkIndex::default() }
     }
 
-    pub(crate) fn of(&self, tenant: &Tenant, realm: Realm, config: &EngineConfig) -> Result<Arc<Tenancy>, EngineError> {
+    /// Applies the quotas and networks of another configuration to everything that begins from now on.
+    pub(crate) fn reload(&self, config: &EngineConfig) {
+        for realm in &config.realms {
+            if let Some(state) = self.realms.get(&realm.realm) {
+                *lock(&state.network) = RealmNetwork::new(realm, config);
+            }
+        }
+        let mut all = lock(&self.all);
+        (all.quota, all.quotas) = (config.quota.clone(), config.quotas.clone());
+        all.removed.retain(|tenant, _| !config.quotas.contains_key(tenant));
+        for (tenant, state) in &all.tenants {
+            lock(&state.rules).set_quota(all.quota_of(tenant));
+        }
+    }
+
+    /// Forgets a tenant and refuses its calls. Returns its tenancies.
+    pub(crate) fn remove(&self, tenant: &Tenant) -> Vec<Arc<Tenancy>> {
+        let (mut all, now) = (lock(&self.all), Instant::now());
+        all.removed.retain(|_, until| *until > now);
+        all.removed.insert(tenant.clone(), now + REFUSED);
+        if let Some(state) = all.tenants.remove(tenant) {
+            state.gone.cancel();
+        }
+        let own = |of: &(Tenant, Realm), _: &mut Arc<Tenancy>| of.0 == *tenant;
+        all.tenancies.extract_if(own).map(|(_, tenancy)| tenancy).collect()
+    }
+
+    /// Returns the totals of the traffic through the egress.
+    pub(crate) fn traffic(&self) -> egress::Traffic {
+        let egress = self.realms.values().find_map(|state| lock(&state.network).egress.clone());
+        egress.map(|egress| egress.traffic()).unwrap_or_default()
+    }
+
+    pub(crate) fn of(&self, tenant: &Tenant, realm: Realm) -> Result<Arc<Tenancy>, EngineError> {
         let mut all = lock(&self.all);
         if let Some(tenancy) = all.tenancies.get(&(tenant.clone(), realm)) {
             return Ok(tenancy.clone());
         }
         let unknown = || EngineError::NotReady(format!("the tool set `{}` is not configured", realm.0));
         let state = self.realms.get(&realm).ok_or_else(unknown)?;
-        let of_all_realms =
-            all.tenants.entry(tenant.clone()).or_insert_with(|| Arc::new(TenantState::new(tenant, config)));
-        let tenancy = Arc::new(Tenancy::new(of_all_realms.clone(), state.clone(), self.links.clone()));
+        if all.removed.get(tenant).is_some_and(|until| *until > Instant::now()) {
+            return Err(EngineError::NotReady("the operator removed this tenant".into()));
+        }
+        let of_all_realms = match all.tenants.get(tenant) {
+            Some(known) => known.clone(),
+            None => {
+                let state = Arc::new(TenantState::new(tenant, all.quota_of(tenant).clone(), &all.mounts));
+                all.tenants.insert(tenant.clone(), state.clone());
+                state
+            }
+        };
+        let tenancy = Arc::new(Tenancy::new(of_all_realms, state.clone(), self.links.clone()));
         all.tenancies.insert((tenant.clone(), realm), tenancy.clone());
         Ok(tenancy)
     }

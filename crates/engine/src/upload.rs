@@ -19,6 +19,7 @@ use crate::engine::Inner;
 use crate::guest::{GuestLost, GuestReply, PendingCall, lock};
 use crate::links::key;
 use crate::op::{EngineError, LimitKind, Tenant, UploadLink};
+use crate::operator::Working;
 use crate::ops::{FILE_WAIT, file_error};
 use crate::registry::LiveSandbox;
 
@@ -171,6 +172,7 @@ pub struct Upload {
     pending: PendingCall,
     sandbox: Arc<LiveSandbox>,
     context: ContextLease,
+    _working: Working,
 }
 
 impl Upload {
@@ -252,6 +254,7 @@ impl Inner {
     }
 
     pub(crate) async fn begin_upload(self: Arc<Self>, id: &str) -> Result<Upload, UploadRefusal> {
+        let working = self.working().map_err(UploadRefusal::Failed)?;
         let Grant { key, path, max_bytes, .. } = self.upload_links.take(id)?;
         let claim = Claim { inner: self.clone(), id: id.to_owned(), used: false };
         let (_, context, root) = self.tenants.by_key(&key).ok_or_else(|| context_gone(&path))?;
@@ -260,7 +263,7 @@ impl Inner {
         let request = ToGuest::StreamFile { root, path: path.clone(), max_size: max_bytes };
         let pending = sandbox.guest.call(&request).await;
         let pending = pending.map_err(|lost| UploadRefusal::Failed(EngineError::Sandbox(lost.0)))?;
-        Ok(Upload { max_bytes, path, size: 0, claim, pending, sandbox, context })
+        Ok(Upload { max_bytes, path, size: 0, claim, pending, sandbox, context, _working: working })
     }
 }
 

@@ -142,6 +142,11 @@ async fn before_it_is_ready_a_call_waits_and_then_hears_what_is_missing() {
     let early = engine.execute(&call(), create_op("a")).await;
     assert_eq!(early, Err(EngineError::NotReady("fetching Python packages, 40 %".into())));
     assert_eq!(begun.elapsed().as_secs(), 30);
+    // A realm may let its calls wait for as long as a sandbox may take to start.
+    let begun = Instant::now();
+    let later = engine.execute(&call_in(dialects::microsandbox::REALM), create_op("a")).await;
+    assert!(matches!(later, Err(EngineError::NotReady(_))), "{later:?}");
+    assert_eq!(begun.elapsed().as_secs(), 180);
 
     let waiting = {
         let engine = engine.clone();

@@ -33,9 +33,12 @@ pub enum Controller {
     Memory,
     Cpu,
     Pids,
+    /// Counts processor time and limits nothing. Only v1 has it; v2 counts in every cgroup.
+    Accounting,
 }
 
 impl Controller {
+    /// The controllers that limit sandboxes.
     pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Pids];
 
     pub fn name(self) -> &'static str {
@@ -43,6 +46,7 @@ impl Controller {
             Self::Memory => "memory",
             Self::Cpu => "cpu",
             Self::Pids => "pids",
+            Self::Accounting => "cpuacct",
         }
     }
 }
@@ -109,6 +113,8 @@ impl From<BrowserRoom> for CgroupLimits {
 pub struct Usage {
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
+    /// Processor time used since the sandbox was created, in microseconds.
+    pub cpu_usec: Option<u64>,
     /// Number of processes killed for lack of memory, except those of the browser.
     pub oom_kills: u64,
     pub browser_oom_kills: u64,

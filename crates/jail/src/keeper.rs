@@ -127,6 +127,8 @@ struct SandboxRecord {
     egress: Option<OwnedFd>,
     notes: Vec<String>,
     fail_at: Option<usize>,
+    /// The last counters of its cgroup.
+    last_usage: Usage,
     /// The obstacle that the last attempt to remove the sandbox met.
     busy: Option<String>,
     phase: Phase,

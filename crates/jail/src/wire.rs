@@ -117,6 +117,8 @@ pub enum LauncherReply {
     NoSpace { message: String },
     /// What the sandbox uses.
     Stats(Usage),
+    /// Nothing of the sandbox is left. Contains its memory before the end, and all the processor time that it used.
+    Destroyed(Usage),
     /// The state of the warm interpreter.
     ZygoteStatus(ZygoteStatus),
     /// There is no such sandbox.

@@ -145,8 +145,8 @@ pub trait Sandbox: Send + Sync {
     }
     async fn stats(&self) -> Result<Stats, BackendError>;
     /// Destroys the sandbox and returns when none of its processes, mounts, cgroups and directories is left.
-    /// Idempotent.
-    async fn destroy(&self) -> Result<(), BackendError>;
+    /// Idempotent. The first success returns the last statistics, if they are known.
+    async fn destroy(&self) -> Result<Option<Stats>, BackendError>;
 }
 
 fn no_zygote() -> BackendError {

@@ -8,16 +8,19 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use dialects::{Args, Block, RenderInput, Reply};
+use dialects::{ArgError, Args, Block, RenderInput, Reply};
+use engine::TenantUsage;
 use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo, Stages, StoppedContext, Tenant};
 use mcp::Origin;
 use serde_json::{Value, json};
 use text::cut;
 
+use crate::codes;
 use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
 use crate::otel::{LogTrace, Otel, RemoteParent, RequestError, RequestSpan};
+use crate::usage::{self, CallMeter, CallUsage};
 
 /// A function that returns the key of a conversation's files, given the tenant and the conversation.
 type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
@@ -43,6 +46,7 @@ pub struct Observer {
     conversation_key: Option<Box<KeyOf>>,
     link_owner: Option<Box<OwnerOf>>,
     denials: Mutex<DenialLog>,
+    calls: CallMeter,
     /// The throttled tenants.
     throttled: Mutex<BTreeMap<String, DenialLog>>,
     otel: Option<Otel>,
@@ -108,9 +112,9 @@ impl Observer {
     pub fn tools_listed(&self, origin: &Origin, dialect: &str, tools: usize) {
         McpLine::Incoming { method: "tools/list", id: &origin.id }.log();
         McpLine::BuildingToolsList.log();
-        if dialect == CONVERSATION {
-            McpLine::FoundRunners(self.runtimes.get().map_or(0, |all| all.iter().filter(|r| is_runner(r)).count()))
-                .log();
+        // Before the runtimes are ready, their number is not known.
+        if let Some(runtimes) = self.runtimes.get().filter(|_| dialect == CONVERSATION) {
+            McpLine::FoundRunners(runtimes.iter().filter(|runtime| is_runner(runtime)).count()).log();
         }
         McpLine::ReturningTools(tools).log();
     }
@@ -191,10 +195,13 @@ impl Observer {
     }
 
     fn file_moved(&self, file: &ServedFile<'_>, entry: JournalEntry) {
-        if let Some(journal) = &self.journal {
-            let (tenant, context) = self.owner_of(file.key);
-            journal.record(JournalEntry { tenant, context: Some(context), peer: file.peer, ..entry });
+        let Some(journal) = &self.journal else { return };
+        let (tenant, context) = self.owner_of(file.key);
+        if let Some(tenant) = &tenant {
+            let (bytes_in, bytes_out) = (entry.bytes_in.unwrap_or(0), entry.bytes_out.unwrap_or(0));
+            self.calls.add(tenant, CallUsage { calls: 0, bytes_in, bytes_out });
         }
+        journal.record(JournalEntry { tenant, context: Some(context), peer: file.peer, ..entry });
     }
 
     /// Returns the tenant and the context behind a link. If they are not known any more, the context is the beginning of
@@ -218,6 +225,14 @@ impl Observer {
             peer: origin.peer,
             ..JournalEntry::event("resource_read")
         });
+    }
+
+    /// Records what each tenant used since the last time: the calls that were observed, and the use of its sandboxes.
+    pub fn record_usage(&self, of_sandboxes: BTreeMap<Tenant, TenantUsage>) {
+        let Some(journal) = &self.journal else { return };
+        for entry in usage::entries(self.calls.take(), of_sandboxes) {
+            journal.record(entry);
+        }
     }
 
     /// Records a refused request of a stranger. Each refusal is counted, but at most one a second is written, with the
@@ -333,11 +348,23 @@ pub struct ObservedCall {
 pub struct Facts {
     pub context: Option<String>,
     pub run: Option<String>,
+    /// Code of the failure, if the call failed.
+    code: Option<&'static str>,
     /// Result of a run in a conversation: whether it succeeded, its status, its files, and the key of the files.
     once: Option<(bool, i32, Vec<String>, String)>,
 }
 
 impl Facts {
+    /// Returns the facts of a call whose arguments were refused.
+    pub fn refused(refused: &ArgError) -> Self {
+        Self { code: Some(refused.code), ..Self::default() }
+    }
+
+    /// Returns the facts of a call that the engine did not complete.
+    pub fn failed(error: &EngineError) -> Self {
+        Self { code: Some(codes::of_error(error)), ..Self::default() }
+    }
+
     pub fn of(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Ran(ran) => {
@@ -349,9 +376,12 @@ impl Facts {
                     };
                     (success, status, files.entries.iter().map(|f| f.path.clone()).collect(), files.key.clone())
                 });
-                Self { context: Some(ran.context.id.clone()), run: None, once }
+                Self { context: Some(ran.context.id.clone()), run: None, code: codes::of_run(&ran.end), once }
             }
-            Outcome::Browsed(browsed) => Self { context: Some(browsed.context.id.clone()), ..Self::default() },
+            Outcome::Browsed(browsed) => {
+                let code = browsed.result.as_ref().err().map(|error| codes::of_browsing(error.why));
+                Self { context: Some(browsed.context.id.clone()), code, ..Self::default() }
+            }
             Outcome::Created(context) | Outcome::Replaced { context, .. } => {
                 Self { context: Some(context.id.clone()), ..Self::default() }
             }
@@ -359,11 +389,15 @@ impl Facts {
                 Self { context: Some(context_id.clone()), ..Self::default() }
             }
             Outcome::Started(started) => {
-                Self { context: Some(started.context.id.clone()), run: Some(started.run.clone()), once: None }
+                let (context, run) = (started.context.id.clone(), started.run.clone());
+                Self { context: Some(context), run: Some(run), ..Self::default() }
             }
             Outcome::Progress(progress) => {
-                Self { context: Some(progress.context_id.clone()), run: Some(progress.run.clone()), once: None }
+                let (context, run) = (progress.context_id.clone(), progress.run.clone());
+                Self { context: Some(context), run: Some(run), ..Self::default() }
             }
+            // Only an answer that has no room for the file is a failure.
+            Outcome::File { .. } => Self { code: Some("FILE_TOO_LARGE"), ..Self::default() },
             Outcome::Cancelled { run, .. } => Self { run: Some(run.clone()), ..Self::default() },
             _ => Self::default(),
         }
@@ -396,7 +430,7 @@ impl ObservedCall {
     }
 
     pub fn end(self, observer: &Observer, ended: Ended<'_>) {
-        let code = ended.reply.and_then(error_code);
+        let code = ended.reply.and_then(|reply| error_code(reply, &ended.facts));
         let how = match (&code, ended.cancelled, ended.refused) {
             (_, true, _) => CallEnd::Cancelled,
             (_, _, true) => CallEnd::Refused,
@@ -409,6 +443,9 @@ impl ObservedCall {
         }
         self::log(self.dialect, took, &ended, code.as_deref());
         let Some(journal) = &observer.journal else { return };
+        let (sizes, bytes_out) = (sizes(ended.input.args), ended.reply.map(size));
+        let moved = CallUsage { calls: 1, bytes_in: sizes.values().sum(), bytes_out: bytes_out.unwrap_or(0) };
+        observer.calls.add(ended.tenant, moved);
         let outcome = if ended.cancelled { "cancelled".into() } else { code.unwrap_or_else(|| "ok".into()) };
         journal.record(JournalEntry {
             tenant: Some(ended.tenant.to_owned()),
@@ -417,10 +454,10 @@ impl ObservedCall {
             context: ended.facts.context.or_else(|| ended.found.map(str::to_owned)).or_else(|| named(ended.input.args)),
             run: ended.facts.run.or_else(|| text_of(ended.input.args, &RUN_ARGUMENTS)),
             did: did(ended.input),
-            sizes: sizes(ended.input.args),
+            sizes,
             outcome: Some(outcome),
             took: Some(took),
-            bytes_out: ended.reply.map(size),
+            bytes_out,
             request_id: ended.origin.request_id.clone(),
             peer: ended.origin.peer,
             contents: journal.wants_contents().then(|| contents(ended.input.args, ended.reply)),
@@ -485,11 +522,13 @@ fn request_error(how: CallEnd, reply: Option<&Reply>) -> Option<RequestError> {
     }
 }
 
-fn error_code(reply: &Reply) -> Option<String> {
+/// Returns the code of a failure: the one that the client sees if there is one, otherwise that of its cause.
+fn error_code(reply: &Reply, facts: &Facts) -> Option<String> {
     match reply {
         Reply::Error { code, .. } => Some(code.to_string()),
         Reply::Answer(answer) if answer.is_error => {
-            Some(answer.structured.get("code").and_then(Value::as_str).unwrap_or("error").to_owned())
+            let shown = answer.structured.get("code").and_then(Value::as_str);
+            Some(shown.or(facts.code).unwrap_or("error").to_owned())
         }
         Reply::Answer(_) => None,
     }
@@ -523,8 +562,7 @@ fn contents(args: &Args, reply: Option<&Reply>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logging::LogFormat;
-    use crate::logging::testing::logged;
+    use crate::logging::testing::worded;
 
     #[test]
     fn what_the_journal_keeps_of_a_call_has_no_value_of_an_environment_in_it() {
@@ -552,13 +590,49 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_is_logged_with_the_code_of_its_cause() {
+        use engine::op::browser::BrowseFailure;
+        let failed =
+            |structured: Value| Reply::Answer(dialects::Answer { structured, is_error: true, ..Default::default() });
+        let plain = failed(json!({ "error": "no", "hint": "yes" }));
+        let code = |reply: &Reply, facts: Facts| error_code(reply, &facts).unwrap();
+        assert_eq!(code(&plain, Facts::failed(&EngineError::NoCurrent { ids: Vec::new() })), "NO_CONTEXT");
+        assert_eq!(code(&plain, Facts::failed(&EngineError::FileNotFound("a".into()))), "FILE_NOT_FOUND");
+        let refused = ArgError { code: "INVALID_ARGUMENT", message: "code is required".into() };
+        assert_eq!(code(&plain, Facts::refused(&refused)), "INVALID_ARGUMENT");
+        let end = RunOutcome::TimedOut { after: Duration::from_secs(1), state_kept: true };
+        assert_eq!(codes::of_run(&end), Some("TIMEOUT"));
+        assert_eq!(codes::of_browsing(BrowseFailure::Stale), "ELEMENT_STALE");
+        // A code that the client sees is the one that is logged.
+        let shown = failed(json!({ "code": "CONTEXT_NOT_FOUND" }));
+        assert_eq!(code(&shown, Facts::failed(&EngineError::NoCurrent { ids: Vec::new() })), "CONTEXT_NOT_FOUND");
+        let rpc = Reply::Error { code: -32602, message: "no".into(), data: None };
+        assert_eq!(code(&rpc, Facts::refused(&refused)), "-32602");
+        assert_eq!(error_code(&Reply::Answer(Default::default()), &Facts::default()), None);
+    }
+
+    #[test]
+    fn runners_are_counted_only_when_the_runtimes_are_ready() {
+        let observer = Observer::default();
+        let list = || worded(|| observer.tools_listed(&Origin::default(), CONVERSATION, 3));
+        let before = "[MCP] Incoming request - Method: tools/list, ID: null\n[MCP] Building tools list\n";
+        assert_eq!(list(), format!("{before}[MCP] Returning 3 tools\n"));
+        let runtime = |language, name: &str| RuntimeInfo { language, name: name.into() };
+        observer.set_runtimes(vec![
+            runtime(engine::op::Language::Python, "native/python-3.11"),
+            runtime(engine::op::Language::Javascript, "native/node-22"),
+            runtime(engine::op::Language::Typescript, "native/node-22"),
+        ]);
+        assert_eq!(list(), format!("{before}[MCP] Found 2 runners\n[MCP] Returning 3 tools\n"));
+    }
+
+    #[test]
     fn a_flood_of_strangers_is_one_line() {
         let observer = Observer::default();
         let peer = "192.0.2.7:4242".parse().unwrap();
-        let log =
-            logged(LogFormat::Human, || (0..100).for_each(|_| observer.denied(DenialReason::Auth, "who is it?", peer)));
+        let log = worded(|| (0..100).for_each(|_| observer.denied(DenialReason::Auth, "who is it?", peer)));
         assert_eq!(log, "[HTTP] Refused 192.0.2.7:4242: who is it?\n");
-        let later = logged(LogFormat::Human, || lines::log_refused(peer, "who is it?", 99));
+        let later = worded(|| lines::log_refused(peer, "who is it?", 99));
         assert_eq!(later, "[HTTP] Refused 99 requests, the last of 192.0.2.7:4242: who is it?\n");
     }
 
@@ -566,7 +640,7 @@ mod tests {
     fn a_throttled_tenant_is_one_line_and_does_not_hide_another() {
         let observer = Observer::default();
         let peer = "192.0.2.7:4242".parse().unwrap();
-        let log = logged(LogFormat::Human, || {
+        let log = worded(|| {
             for tenant in ["blue", "green", "blue", "blue"] {
                 observer.throttled(DenialReason::Rate, tenant, "too fast", peer);
             }

@@ -46,6 +46,8 @@ struct Shared {
     hang_destroys: AtomicBool,
     /// How long it takes to make and to destroy one.
     slow: Mutex<(Duration, Duration)>,
+    /// The processor time that each sandbox has used.
+    cpu_usec: Mutex<Option<u64>>,
     oom_kills: AtomicU64,
     browser_oom_kills: AtomicU64,
     oom_limit_hidden: AtomicBool,
@@ -106,6 +108,11 @@ impl FakeBackend {
     /// How long it takes to make a sandbox, and to destroy one.
     pub fn slow_down(&self, create: Duration, destroy: Duration) {
         *lock(&self.shared.slow) = (create, destroy);
+    }
+
+    /// The processor time that each sandbox has used from now on, in microseconds; none is counted before.
+    pub fn set_cpu_usec(&self, cpu_usec: u64) {
+        *lock(&self.shared.cpu_usec) = Some(cpu_usec);
     }
 
     pub fn set_oom_kills(&self, kills: u64) {
@@ -383,11 +390,12 @@ impl Sandbox for Handle {
         let oom_limit_bytes = (oom_kills > 0 && !hidden).then_some(self.0.memory_bytes);
         let over = self.0.backend.shared.over_memory.load(Ordering::SeqCst);
         let ended_at_bytes = over.then_some(self.0.memory_bytes);
+        let cpu_usec = *lock(&self.0.backend.shared.cpu_usec);
         let memory_bytes = Some(8 << 20);
-        Ok(Stats { memory_bytes, pids: None, oom_kills, browser_oom_kills, oom_limit_bytes, ended_at_bytes })
+        Ok(Stats { memory_bytes, pids: None, cpu_usec, oom_kills, browser_oom_kills, oom_limit_bytes, ended_at_bytes })
     }
 
-    async fn destroy(&self) -> Result<(), BackendError> {
+    async fn destroy(&self) -> Result<Option<Stats>, BackendError> {
         if self.0.backend.shared.hang_destroys.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -400,7 +408,7 @@ impl Sandbox for Handle {
         }
         self.0.destroyed.store(true, Ordering::SeqCst);
         self.0.gone.notify_one();
-        Ok(())
+        self.stats().await.map(Some)
     }
 }
 

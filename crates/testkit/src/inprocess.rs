@@ -132,7 +132,7 @@ impl Sandbox for Place {
         Ok(Stats::default())
     }
 
-    async fn destroy(&self) -> Result<(), BackendError> {
+    async fn destroy(&self) -> Result<Option<Stats>, BackendError> {
         if let Some(stream) = self.closing.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
@@ -143,7 +143,7 @@ impl Sandbox for Place {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 }
-                _ => return Ok(()),
+                _ => return Ok(None),
             }
         }
         Err(BackendError::Launcher("the directory does not go away".into()))

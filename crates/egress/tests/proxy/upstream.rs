@@ -179,11 +179,12 @@ async fn n21_nobody_speaks_with_the_upstream_itself_or_hides_a_name_from_it() {
         assert!(place.sentences().last().unwrap().contains(rule), "{:?}", place.sentences());
     }
     // The upstream could answer this itself, with what it was sent.
-    let answer = place.ask("TRACE http://a.example/ HTTP/1.1\r\nHost: x\r\nMax-Forwards: 0\r\n\r\n").await;
-    assert_eq!(
-        (answer.status, answer.text().as_str()),
-        (400, "TRACE does not pass through the upstream proxy of this server\n")
-    );
+    for method in ["TRACE", "trace", "Trace"] {
+        let ask = format!("{method} http://a.example/ HTTP/1.1\r\nHost: x\r\nMax-Forwards: 0\r\n\r\n");
+        let answer = place.ask(&ask).await;
+        let refused = "TRACE does not pass through the upstream proxy of this server\n";
+        assert_eq!((answer.status, answer.text().as_str()), (400, refused), "{method}");
+    }
 }
 
 #[tokio::test]
@@ -246,6 +247,19 @@ async fn n21_credentials_that_come_back_are_masked() {
     let answer = place.ask(&get("http://a.example/")).await;
     assert_eq!(answer.header("x-sent"), Some(format!("Basic {}", "*".repeat(32)).as_str()));
     assert_eq!(answer.text(), format!("Basic {}", "*".repeat(32)));
+}
+
+#[tokio::test]
+async fn n21_an_answer_that_could_hide_credentials_is_refused() {
+    let packed = "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd";
+    let (upstream, asked) = upstream(0, Some(packed)).await;
+    let place = place(upstream, &["a.example"], |_, _| {});
+    let ask = "GET http://a.example/ HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n";
+    let answer = place.ask(ask).await;
+    assert_eq!(answer.status, 502, "{}", answer.text());
+    assert!(answer.text().contains("is compressed, although the request forbade it"), "{}", answer.text());
+    let sent = asked.texts()[0].to_lowercase();
+    assert!(sent.contains("accept-encoding: identity") && !sent.contains("gzip"), "{sent}");
 }
 
 #[tokio::test]

@@ -107,6 +107,7 @@ fn snapshot(ask: &SnapshotAsk, shown: Snapshot) -> Snapshot {
     Snapshot {
         number: shown.number,
         text: text(&shown.text, most),
+        text_is_cut: shown.text_is_cut,
         elements: text(&shown.elements, most),
         next: shown.next.map(|next| line(&next, NAME)),
         removed: shown.removed.iter().take(REMOVED).map(|gone| line(gone, NAME)).collect(),
@@ -184,6 +185,7 @@ mod tests {
         let shown = Snapshot {
             number: 1,
             text: long.clone(),
+            text_is_cut: true,
             elements: long.clone(),
             next: Some(long.clone()),
             removed: vec![long.clone(); 10],

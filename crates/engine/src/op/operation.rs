@@ -74,6 +74,23 @@ pub enum Op {
     Health,
 }
 
+impl Op {
+    /// Returns whether the operation begins something new. The others read, wait, or end something.
+    pub(crate) fn is_work(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateContext(_)
+                | Self::RunCode(_)
+                | Self::RunCommand(_)
+                | Self::Browse(_)
+                | Self::RunOnce(_)
+                | Self::WriteFile { .. }
+                | Self::EditFile { .. }
+                | Self::UploadLink { .. }
+        )
+    }
+}
+
 /// Selects a context of the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContextSelector {

@@ -114,8 +114,8 @@ impl OpContext {
 
     fn try_permits(&self) -> Option<Permits> {
         let realm = self.tenancy.permits.clone().try_acquire_owned().ok()?;
-        let tenant = match &self.tenancy.tenant.runs {
-            Some(runs) => Some(runs.clone().try_acquire_owned().ok()?),
+        let tenant = match self.tenancy.tenant.runs() {
+            Some(runs) => Some(runs.try_acquire_owned().ok()?),
             None => None,
         };
         Some(self.issue(realm, tenant))
@@ -150,8 +150,8 @@ impl OpContext {
     ) -> Result<Permits, EngineError> {
         let acquiring = async {
             let realm = self.tenancy.permits.clone().acquire_owned().await;
-            let tenant = match &self.tenancy.tenant.runs {
-                Some(runs) => Some(runs.clone().acquire_owned().await),
+            let tenant = match self.tenancy.tenant.runs() {
+                Some(runs) => Some(runs.acquire_owned().await),
                 None => None,
             };
             Ok(self.issue(realm?, tenant.transpose()?))

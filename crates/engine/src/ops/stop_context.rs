@@ -39,7 +39,7 @@ pub(crate) async fn finish(removed: Removed) -> Result<(), EngineError> {
 
 /// Orders the end of the sandbox. If too many sandboxes of the tenant are already ending, this function also waits for
 /// the end, and the context keeps its share of the limits meanwhile.
-async fn end(removed: Removed) -> Result<(), EngineError> {
+pub(crate) async fn end(removed: Removed) -> Result<(), EngineError> {
     let Some(sandbox) = removed.context.state.lock().await.sandbox.take() else { return Ok(()) };
     let ended = match removed.ending() {
         Some(permit) => sandbox.end(WHY, permit).await,

@@ -185,6 +185,33 @@ impl Shelf {
         self.ready.push_back(ready);
     }
 
+    /// Puts a sandbox that was created with this shape on the shelf if sandboxes of the shelf still have it. Otherwise
+    /// the first waiting caller gets none.
+    pub(super) fn put_if_fit(&mut self, ready: ReadySandbox, shape: &Shape) {
+        if self.shape == *shape {
+            self.put(ready);
+        } else {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Takes over the rules that are in force for the tenancy. Ready sandboxes that do not fit them are destroyed.
+    pub(super) fn renew(&mut self, tenancy: &Arc<Tenancy>) {
+        let shape = Shape::of(tenancy, self.kind.size);
+        if shape != self.shape {
+            self.ready.clear();
+        }
+        (self.tenancy, self.shape) = (tenancy.clone(), shape);
+    }
+
+    /// Empties the shelf of a tenant that was removed, except for what the operator ordered.
+    pub(super) fn close(&mut self) {
+        if self.least + self.usual == 0 {
+            self.ready.clear();
+        }
+        self.demand = Demand::none(Instant::now());
+    }
+
     /// Records a failed refill. The first waiting caller gets no sandbox, and the next refill follows after a pause.
     pub(super) fn failed(&mut self, now: Instant) {
         self.waiting.pop_front();

@@ -11,6 +11,7 @@ mod languages;
 mod limits;
 mod links;
 mod network;
+mod reload;
 mod stages;
 mod stock;
 mod targets;

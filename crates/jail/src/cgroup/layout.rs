@@ -130,6 +130,9 @@ impl Layout {
                 None => wanted.push(controller),
             }
         }
+        if let Some(Ok(base)) = v1_base(root, Controller::Accounting, &memberships, &mounts, claim) {
+            layout.add(Version::V1, Controller::Accounting, base);
+        }
         if wanted.is_empty() {
             return layout;
         }

@@ -93,7 +93,10 @@ fn v2_hangs_below_the_own_delegated_unit() {
         "sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/memory.events",
         "low 0\nhigh 0\noom 3\noom_kill 2\n",
     );
-    assert_eq!(cgroup.usage().oom_kills, 2);
+    assert_eq!((cgroup.usage().oom_kills, cgroup.usage().cpu_usec), (2, None));
+    let stat = "sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/cpu.stat";
+    put(&root, stat, "usage_usec 1234567\nuser_usec 1000000\nsystem_usec 234567\n");
+    assert_eq!(cgroup.usage().cpu_usec, Some(1_234_567));
     fs::remove_dir_all(root).unwrap();
 }
 
@@ -148,6 +151,9 @@ fn hybrid_takes_each_controller_from_where_it_is() {
         put(&root, file.to_str().unwrap(), &format!("oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"));
     }
     assert_eq!((split.usage().oom_kills, split.usage().browser_oom_kills), (3, 4));
+    assert_eq!(split.usage().cpu_usec, None);
+    put(&root, "sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/b/cpuacct.usage", "7654321999\n");
+    assert_eq!(split.usage().cpu_usec, Some(7_654_321));
     fs::remove_dir_all(root).unwrap();
 }
 

@@ -158,6 +158,7 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimit
                 other => other,
             }
         }
+        (_, Controller::Accounting) => Ok(()),
         (_, Controller::Pids) => limits.pids.map_or(Ok(()), |pids| write(dir, "pids.max", &pids.to_string())),
     }
 }
@@ -231,7 +232,19 @@ impl Cgroup {
         if let Some((_, dir)) = self.dir(Controller::Pids) {
             usage.pids = number(dir, "pids.current").and_then(|n| u32::try_from(n).ok());
         }
+        usage.cpu_usec = self.cpu_usec();
         usage
+    }
+
+    /// Returns the processor time used since the cgroup was created, in microseconds, if a hierarchy counts it.
+    pub(crate) fn cpu_usec(&self) -> Option<u64> {
+        let read = |dir: &Path, file: &str| fs::read_to_string(dir.join(file)).ok();
+        if let Some((_, dir)) = self.dir(Controller::Accounting) {
+            return read(dir, "cpuacct.usage")?.trim().parse::<u64>().ok().map(|nanoseconds| nanoseconds / 1000);
+        }
+        let (_, dir) = self.dirs.iter().find(|(h, _)| h.version == Version::V2)?;
+        let text = read(dir, "cpu.stat")?;
+        text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())
     }
 
     /// Removes the directories. Returns one that is still busy as an error: dead processes leave a cgroup a moment

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::time::Instant;
 
 use crate::apply::{self, Handles};
-use crate::cgroup::CgroupLimits;
+use crate::cgroup::{CgroupLimits, Usage};
 use crate::ids::{IdMap, Mode, Slots};
 use crate::kept_volumes::{KeptVolumeRequest, ParkedVolume, VolumeLease, VolumesFull};
 use crate::launcher::failed;
@@ -74,6 +74,7 @@ impl Keeper {
             egress: None,
             notes: self.notes(&spec),
             fail_at,
+            last_usage: Usage::default(),
             busy: None,
             phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
         };

@@ -100,6 +100,9 @@ impl Keeper {
     /// Kills the sandbox. The reply follows when nothing of it is left.
     pub(super) fn end(&mut self, key: u64, reply: Option<(u64, LauncherReply)>) {
         let Some(sandbox) = self.sandboxes.get_mut(&key) else { return };
+        if !matches!(sandbox.phase, Phase::Ending { .. }) {
+            sandbox.last_usage = sandbox.cgroup.usage();
+        }
         sandbox.kill();
         self.zygote.leave(key);
         let mut waiting: Vec<(u64, LauncherReply)> = reply.into_iter().collect();
@@ -139,6 +142,8 @@ impl Keeper {
     /// Removes the remains of a dead sandbox. If something is still busy, the removal is retried soon.
     pub(super) fn finish(&mut self, key: u64) {
         if let Some(sandbox) = self.sandboxes.get_mut(&key) {
+            // An earlier attempt may have removed the cgroup.
+            sandbox.last_usage.cpu_usec = sandbox.cgroup.cpu_usec().or(sandbox.last_usage.cpu_usec);
             sandbox.busy = clear(sandbox);
             if sandbox.busy.is_none() {
                 self.forget(key);
@@ -183,11 +188,15 @@ impl Keeper {
             }
         }
         self.tidy(&sandbox.groups);
+        let usage = sandbox.last_usage;
         // Free the uid and the descriptors before the requests are answered.
         drop(sandbox);
         if let Phase::Ending { requests, .. } = phase {
             for (id, reply) in requests {
-                self.reply(id, reply);
+                self.reply(
+                    id,
+                    if matches!(reply, LauncherReply::Done) { LauncherReply::Destroyed(usage) } else { reply },
+                );
             }
         }
     }

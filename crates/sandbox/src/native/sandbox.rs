@@ -78,19 +78,20 @@ impl Sandbox for NativeSandbox {
         }
     }
 
-    async fn destroy(&self) -> Result<(), BackendError> {
+    async fn destroy(&self) -> Result<Option<Stats>, BackendError> {
         if self.destroyed.load(Ordering::Relaxed) {
-            return Ok(());
+            return Ok(None);
         }
         drop(self.take_egress_listener());
-        match self.connection.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
-            Ok(LauncherReply::Done) => {}
+        let last = match self.connection.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
+            Ok(LauncherReply::Destroyed(usage)) => Some(usage),
+            Ok(LauncherReply::Done) => None,
             Ok(other) => return Err(refusal(other)),
             // The sandbox ended together with its launcher.
-            Err(_) if self.connection.is_gone() => {}
+            Err(_) if self.connection.is_gone() => None,
             Err(e) => return Err(e),
-        }
+        };
         self.destroyed.store(true, Ordering::Relaxed);
-        Ok(())
+        Ok(last)
     }
 }

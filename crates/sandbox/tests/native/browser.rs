@@ -243,7 +243,9 @@ async fn a_bomb_in_the_browser_is_the_browsers_alone_and_nothing_is_left() {
 fn hierarchies() -> u32 {
     let text = fs::read_to_string("/proc/self/cgroup").unwrap();
     let used = |line: &&str| {
-        ["memory", "pids", "cpu"].iter().any(|c| line.split(':').nth(1).is_some_and(|l| l.split(',').any(|x| x == *c)))
+        ["memory", "pids", "cpu", "cpuacct"]
+            .iter()
+            .any(|c| line.split(':').nth(1).is_some_and(|l| l.split(',').any(|x| x == *c)))
     };
     text.lines().filter(used).count().max(1) as u32
 }

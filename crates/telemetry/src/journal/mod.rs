@@ -51,7 +51,7 @@ impl JournalConfig {
 /// One event. Members that are `None` or empty are left out of the line.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct JournalEntry {
-    /// `call`, or the name of an event that is not a call: `context_removed`, `denied`, …
+    /// `call`, or the name of an event that is not a call: `context_created`, `usage`, …
     pub event: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
@@ -79,6 +79,18 @@ pub struct JournalEntry {
     pub bytes_out: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_in: Option<u64>,
+    /// In a `usage` entry, the number of calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls: Option<u64>,
+    /// In a `usage` entry, the processor time of the tenant's sandboxes in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// In a `usage` entry, the memory of the tenant's sandboxes multiplied by time, in megabyte seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mb_s: Option<u64>,
+    /// In a `usage` entry, the bytes between the tenant's sandboxes and the outside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_bytes: Option<u64>,
     #[serde(rename = "request", skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,6 +219,7 @@ impl Counts {
 
 enum WriterCommand {
     Entry(SystemTime, Box<JournalEntry>),
+    Flush(SyncSender<()>),
     Close(SyncSender<()>),
 }
 
@@ -244,6 +257,14 @@ impl Journal {
         self.counts.lost.load(Ordering::Relaxed)
     }
 
+    /// Writes the waiting entries and syncs them to the disk. This blocks.
+    pub fn flush(&self) {
+        let (done, wait) = sync_channel(1);
+        if self.queue.send(WriterCommand::Flush(done)).is_ok() {
+            let _ = wait.recv();
+        }
+    }
+
     /// Writes the waiting entries and syncs them to the disk. This blocks; entries recorded afterwards are lost.
     pub fn close(&self) {
         let (done, wait) = sync_channel(1);
@@ -277,7 +298,7 @@ fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &
             note_result(written, writer, counts, 0);
             writer.expire(SystemTime::now());
         }
-        let mut closing = None;
+        let (mut waiting, mut closes) = (None, false);
         let mut entries = Vec::new();
         match messages.recv_timeout(IDLE) {
             Ok(first) => {
@@ -285,10 +306,11 @@ fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &
                 for message in std::iter::once(first).chain(messages.try_iter().take(TOGETHER - 1)) {
                     match message {
                         WriterCommand::Entry(time, entry) => entries.push((time, entry)),
-                        WriterCommand::Close(done) => {
-                            closing = Some(done);
-                            break;
-                        }
+                        WriterCommand::Flush(done) => waiting = Some(done),
+                        WriterCommand::Close(done) => (waiting, closes) = (Some(done), true),
+                    }
+                    if waiting.is_some() {
+                        break;
                     }
                 }
             }
@@ -308,10 +330,12 @@ fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &
             let written = written.and_then(|()| writer.append_all(all));
             note_result(written, writer, counts, entries.len() as u64);
         }
-        if let Some(done) = closing {
+        if let Some(done) = waiting {
             let written = write_gap(writer, counts).and_then(|()| writer.sync());
             note_result(written, writer, counts, 0);
             let _ = done.send(());
+        }
+        if closes {
             return;
         }
     }

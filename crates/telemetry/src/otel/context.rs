@@ -1,7 +1,6 @@
 //! Identifies traces and spans, and reads the forms in which clients and operators write them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The span of the client that a request belongs to, as the request's `_meta` names it (W3C Trace Context).
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,30 +57,16 @@ impl RemoteParent<'_> {
     }
 }
 
-/// Makes ids that no other process makes. They are not secret.
-pub(super) struct Ids {
-    seed: u64,
-    count: AtomicU64,
+/// Returns an id for a span. Ids are random: a tenant sees some in its runs, and must not be able to compute those of
+/// others.
+pub(super) fn new_span() -> u64 {
+    // The version and the variant of a UUID are not random, so only some of its bits are used.
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    (high ^ low.rotate_left(32)).max(1)
 }
 
-impl Ids {
-    pub(super) fn new() -> Self {
-        let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
-        Self { seed: high ^ low.rotate_left(32), count: AtomicU64::new(low) }
-    }
-
-    /// Returns a number other than zero. SplitMix64 visits every number once before it repeats one.
-    pub(super) fn span(&self) -> u64 {
-        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut z = self.seed.wrapping_add(self.count.fetch_add(STEP, Ordering::Relaxed));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)).max(1)
-    }
-
-    pub(super) fn trace(&self) -> u128 {
-        u128::from(self.span()) << 64 | u128::from(self.span())
-    }
+pub(super) fn new_trace() -> u128 {
+    u128::from(new_span()) << 64 | u128::from(new_span())
 }
 
 /// Parses a list such as `key1=value1,key2=value2`, in which special characters are percent-encoded. Parts of another
@@ -166,11 +151,10 @@ mod tests {
 
     #[test]
     fn ids_differ_and_are_not_zero() {
-        let ids = Ids::new();
-        let made: std::collections::BTreeSet<u64> = (0..10_000).map(|_| ids.span()).collect();
+        let made: std::collections::BTreeSet<u64> = (0..10_000).map(|_| new_span()).collect();
         assert_eq!(made.len(), 10_000);
         assert!(!made.contains(&0));
-        assert_ne!(ids.trace(), ids.trace());
+        assert_ne!(new_trace(), new_trace());
     }
 
     #[test]

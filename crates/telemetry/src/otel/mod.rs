@@ -25,7 +25,6 @@ pub use self::sampler::Sampler;
 pub(crate) use self::span::RequestError;
 pub use self::span::RequestSpan;
 
-use self::context::Ids;
 use self::log::LogExport;
 use self::queue::Queue;
 use crate::metrics::{Gauges, Metrics};
@@ -74,7 +73,6 @@ pub struct Otel(Arc<OtelState>);
 struct OtelState {
     config: OtelConfig,
     queue: Queue,
-    ids: Ids,
 }
 
 impl fmt::Debug for Otel {
@@ -88,7 +86,7 @@ impl Otel {
     /// process has only one thread.
     pub fn new(config: OtelConfig) -> Self {
         let queue = Queue::new(config.queue);
-        Self(Arc::new(OtelState { config, queue, ids: Ids::new() }))
+        Self(Arc::new(OtelState { config, queue }))
     }
 
     /// Begins the span of a request, if traces are exported.

@@ -39,14 +39,14 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::otel::context::Ids;
+    use crate::otel::context::new_trace;
 
     #[test]
     fn a_sampler_takes_what_its_name_says() {
-        let (ids, parent) = (Ids::new(), |sampled| Some(SpanContext { trace: 1, span: 1, sampled }));
+        let parent = |sampled| Some(SpanContext { trace: 1, span: 1, sampled });
         let share = |name: &str, ratio, parent| {
             let sampler = Sampler::named(name, ratio).unwrap();
-            (0..1000).filter(|_| sampler.takes(parent, ids.trace())).count()
+            (0..1000).filter(|_| sampler.takes(parent, new_trace())).count()
         };
         assert_eq!(share("always_on", 0.0, None), 1000);
         assert_eq!(share("always_off", 1.0, parent(true)), 0);

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use engine::op::{PassedStage, RecordStages, Stages};
 
 use super::Otel;
-use super::context::{RemoteParent, SpanContext};
+use super::context::{RemoteParent, SpanContext, new_span, new_trace};
 
 /// A value of an attribute.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +84,7 @@ pub(super) struct RequestTrace {
 
 impl RecordStages for RequestTrace {
     fn next_id(&self) -> u64 {
-        self.otel.0.ids.span()
+        new_span()
     }
 
     /// Returns the variable by which programs continue the trace.
@@ -147,11 +147,11 @@ pub(crate) enum RequestError {
 
 impl RequestSpan {
     pub(super) fn begin(otel: &Otel, method: &'static str, parent: RemoteParent<'_>) -> Self {
-        let (ids, remote) = (&otel.0.ids, parent.context());
-        let trace = remote.map_or_else(|| ids.trace(), |remote| remote.trace);
+        let remote = parent.context();
+        let trace = remote.map_or_else(new_trace, |remote| remote.trace);
         let sampled = otel.0.config.sampler.takes(remote, trace);
         let state = remote.and_then(|_| parent.state());
-        let context = SpanContext { trace, span: ids.span(), sampled };
+        let context = SpanContext { trace, span: new_span(), sampled };
         Self {
             trace: Arc::new(RequestTrace { otel: otel.clone(), context, state }),
             parent: remote.map(|remote| remote.span),
