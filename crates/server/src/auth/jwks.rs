@@ -67,7 +67,7 @@ impl KeySource {
 }
 
 /// How often the set is loaded again, and how long it is trusted.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pace {
     /// Maximum age of keys that are trusted: the provider may have withdrawn an older key.
     pub max_age: Duration,
@@ -113,6 +113,11 @@ impl Jwks {
             KeySource::Url(_) => Keys::default(),
         };
         Ok(Self { source, pace, keys: Arc::new(RwLock::new(first)), missed: OnceLock::new() })
+    }
+
+    /// Returns whether the set is fetched from this address and at this pace. A file is read again instead.
+    pub(crate) fn is_fetched_like(&self, source: &KeySource, pace: Pace) -> bool {
+        matches!(source, KeySource::Url(_)) && self.source == *source && self.pace == pace
     }
 
     /// Starts the thread that refreshes the set, unless it runs already. The first missing key starts it, too.

@@ -1,5 +1,6 @@
 //! Verifies the tokens of an identity provider: signature, audience, issuer and times. A claim names the tenant.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jsonwebtoken::errors::ErrorKind;
@@ -34,18 +35,23 @@ impl JwtConfig {
 }
 
 pub(crate) struct Verifier {
-    keys: Jwks,
+    keys: Arc<Jwks>,
     validation: Validation,
     tenant_claim: String,
 }
 
 impl Verifier {
-    pub(crate) fn open(config: JwtConfig) -> Result<Self, KeysError> {
+    /// Opens the key set. If `before` fetched it from the same address, its keys are kept and fetched again soon.
+    pub(crate) fn open(config: JwtConfig, before: Option<&Self>) -> Result<Self, KeysError> {
         let pace = Pace { max_age: config.max_age, ..Pace::default() };
-        Self::with_pace(config, pace)
+        let fetched = before.map(|before| &before.keys).filter(|keys| keys.is_fetched_like(&config.keys, pace));
+        if let Some(keys) = fetched {
+            keys.missed();
+        }
+        Self::with_pace(config, pace, fetched.cloned())
     }
 
-    fn with_pace(config: JwtConfig, pace: Pace) -> Result<Self, KeysError> {
+    fn with_pace(config: JwtConfig, pace: Pace, keys: Option<Arc<Jwks>>) -> Result<Self, KeysError> {
         signature::install();
         let mut validation = Validation::new(ALGORITHMS[0]);
         validation.leeway = LEEWAY_SECONDS;
@@ -56,7 +62,11 @@ impl Verifier {
             validation.set_issuer(&[issuer]);
             validation.set_required_spec_claims(&["exp", "aud", "iss"]);
         }
-        Ok(Self { keys: Jwks::open(config.keys, pace)?, validation, tenant_claim: config.tenant_claim })
+        let keys = match keys {
+            Some(keys) => keys,
+            None => Arc::new(Jwks::open(config.keys, pace)?),
+        };
+        Ok(Self { keys, validation, tenant_claim: config.tenant_claim })
     }
 
     /// Starts fetching the keys, now and at intervals.
@@ -176,7 +186,7 @@ mod tests {
         fn verifier(&self) -> Verifier {
             let source = KeySource::File(self.file.clone());
             let issuer = Some("https://id.example.com".into());
-            Verifier::open(JwtConfig { issuer, ..JwtConfig::new(source, "sandpool") }).unwrap()
+            Verifier::open(JwtConfig { issuer, ..JwtConfig::new(source, "sandpool") }, None).unwrap()
         }
     }
 
@@ -296,7 +306,7 @@ mod tests {
         let provider = Provider::of(&[es.jwk("e")]);
         let source = KeySource::File(provider.file.clone());
         let config = JwtConfig { tenant_claim: "org".into(), ..JwtConfig::new(source, "sandpool") };
-        let verifier = Verifier::open(config).unwrap();
+        let verifier = Verifier::open(config, None).unwrap();
         let header = json!({"alg": "ES256", "kid": "e"});
         let with_org = claims(|claims| claims["org"] = json!("acme"));
         assert_eq!(verifier.subject(&es.token(header.clone(), &with_org)), Ok("acme".into()));
@@ -335,7 +345,7 @@ mod tests {
         let (every, at_most_every) = (Duration::from_secs(3600), Duration::from_millis(20));
         let pace = Pace { every, at_most_every, ..Pace::default() };
         let config = JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool");
-        let verifier = Verifier::with_pace(config, pace).unwrap();
+        let verifier = Verifier::with_pace(config, pace, None).unwrap();
         let token = new.token(json!({"alg": "EdDSA", "kid": "2"}), &claims(|_| ()));
         // Each attempt is a miss until the set with the key has arrived.
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
@@ -358,7 +368,7 @@ mod tests {
         // The provider answers once; after that nothing listens there.
         let (url, served) = serve(vec![answer("200 OK", &json!({"keys": [es.jwk("1")]}))]);
         let config = JwtConfig { max_age: 2 * HOUR, ..JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool") };
-        let verifier = Verifier::open(config).unwrap();
+        let verifier = Verifier::open(config, None).unwrap();
         verifier.start();
         assert_eq!(served.join().unwrap(), 1);
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -380,7 +390,7 @@ mod tests {
         for (what, answer) in [("a redirect", moved.to_owned()), ("a large answer", huge)] {
             let (url, served) = serve(vec![answer]);
             let config = JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool");
-            let verifier = Verifier::open(config).unwrap();
+            let verifier = Verifier::open(config, None).unwrap();
             let token = Signer::es().token(json!({"alg": "ES256", "kid": "1"}), &claims(|_| ()));
             for _ in 0..1000 {
                 assert_eq!(verifier.subject(&token), Err(TokenError::UnknownKey), "{what}");

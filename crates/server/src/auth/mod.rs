@@ -14,8 +14,10 @@ mod rate;
 mod signature;
 mod tenants;
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use engine::op::Tenant;
@@ -29,7 +31,7 @@ pub(crate) use self::jwks::{KeySource, KeysError};
 pub(crate) use self::jwt::JwtConfig;
 pub(crate) use self::metadata::WELL_KNOWN;
 pub(crate) use self::middleware::{Watched, routes};
-pub(crate) use self::tenants::{Quotas, TenantsError};
+pub(crate) use self::tenants::{Quotas, TenantChanges, TenantsError, check_name as check_tenant_name};
 use crate::config::Policies;
 use crate::digest::sha256;
 
@@ -38,7 +40,7 @@ use crate::digest::sha256;
 pub(crate) struct AuthConfig {
     /// Token of the local tenant, for a server with one tenant.
     pub token: Option<Secret>,
-    /// Path of the tenants file, which is read once.
+    /// Path of the tenants file.
     pub tenants: Option<PathBuf>,
     /// Policies that a tenant's `network` may name.
     pub policies: Policies,
@@ -123,20 +125,104 @@ impl Denied {
 }
 
 pub(crate) struct Auth {
+    known: RwLock<Arc<Identities>>,
+    buckets: rate::Buckets,
+    required: bool,
+}
+
+/// Everything by which callers are identified. A reload replaces it as a whole.
+pub(crate) struct Identities {
     token: Option<[u8; 32]>,
     tenants: tenants::Tenants,
     jwt: Option<jwt::Verifier>,
     public_url: Option<String>,
     servers: Vec<String>,
     quotas: Quotas,
-    buckets: rate::Buckets,
-    required: bool,
+    /// Names of tenants that had a token since the server started. No subject of the identity provider gets one of
+    /// them, because it would find what the tenant left.
+    reserved: HashSet<String>,
 }
 
 impl Auth {
     /// Reads the token, tenants and key files. It starts no thread; `start` does.
     pub(crate) fn open(config: AuthConfig) -> Result<Self, AuthError> {
         let required = config.is_set();
+        let known = RwLock::new(Arc::new(Identities::open(config, None)?));
+        Ok(Self { known, buckets: rate::Buckets::default(), required })
+    }
+
+    /// Reads the token, tenants and key files again, for [`Self::replace`].
+    pub(crate) fn reopen(&self, config: AuthConfig) -> Result<Identities, AuthError> {
+        if config.is_set() != self.required {
+            let why = "whether callers need a token cannot change while the server runs; restart it";
+            return Err(AuthError::Setting(why.into()));
+        }
+        Identities::open(config, Some(&self.known()))
+    }
+
+    /// Replaces everything by which callers are identified, from the next request on. Returns what is different.
+    pub(crate) fn replace(&self, new: Identities) -> TenantChanges {
+        new.start();
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let changes = known.changes(&new);
+        *known = Arc::new(new);
+        changes
+    }
+
+    fn known(&self) -> Arc<Identities> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Starts fetching the keys of an identity provider in the background. Without this call, the first token that
+    /// needs a key starts it.
+    pub(crate) fn start(&self) {
+        self.known().start();
+    }
+
+    /// Returns the tenants that are known by name, with their quotas.
+    pub(crate) fn tenants(&self) -> Vec<(Tenant, Quotas)> {
+        self.known().tenants()
+    }
+
+    /// Returns the number of tokens that a tenant has.
+    pub(crate) fn tokens_of(&self, tenant: &Tenant) -> usize {
+        let known = self.known();
+        match *tenant == Tenant::local() {
+            true => usize::from(known.token.is_some()),
+            false => known.tenants.tokens_of(&tenant.0),
+        }
+    }
+
+    /// Returns whether callers have to identify themselves. If not, every caller is the local tenant.
+    pub(crate) fn is_required(&self) -> bool {
+        self.required
+    }
+
+    /// Admits a request and counts it as one call of its tenant.
+    pub(crate) fn admit(&self, parts: &Parts) -> Result<Caller, Denied> {
+        let known = self.known();
+        let caller = if self.required { known.identify(parts)? } else { known.everybody() };
+        self.charge(&caller).map(|()| caller)
+    }
+
+    fn charge(&self, caller: &Caller) -> Result<(), Denied> {
+        let Some(per_second) = caller.quotas.calls_per_second else { return Ok(()) };
+        let taken = self.buckets.take(&caller.tenant.0, per_second, Instant::now());
+        let tenant = || caller.tenant.clone();
+        taken.map_err(|retry_after| Denied::TooFast { tenant: tenant(), retry_after, per_second })
+    }
+
+    /// Returns the RFC 9728 document at `/.well-known/oauth-protected-resource<path>`, or `None` if there is none for
+    /// that path.
+    pub(crate) fn metadata(&self, parts: &Parts, path: &str) -> Option<Value> {
+        let known = self.known();
+        metadata::document(&known.base(parts)?, path, &known.servers)
+    }
+}
+
+impl Identities {
+    /// Reads the files. The keys of an identity provider that `before` has fetched are kept.
+    fn open(config: AuthConfig, before: Option<&Self>) -> Result<Self, AuthError> {
         let tenants = match &config.tenants {
             Some(path) => tenants::Tenants::read(path, config.jwt.is_some(), &config.policies)?,
             None => tenants::Tenants::default(),
@@ -150,53 +236,48 @@ impl Auth {
         }
         let issuer = config.jwt.as_ref().and_then(|jwt| jwt.issuer.clone());
         let servers = if config.servers.is_empty() { issuer.into_iter().collect() } else { config.servers };
-        let jwt = config.jwt.map(jwt::Verifier::open).transpose()?;
-        let (public_url, quotas, buckets) = (config.public_url, config.quotas, rate::Buckets::default());
-        Ok(Self { token, tenants, jwt, public_url, servers, quotas, buckets, required })
+        let mut reserved: HashSet<String> = tenants.with_tokens().map(str::to_owned).collect();
+        reserved.extend(before.iter().flat_map(|before| before.reserved.iter().cloned()));
+        let before = before.and_then(|before| before.jwt.as_ref());
+        let jwt = config.jwt.map(|jwt| jwt::Verifier::open(jwt, before)).transpose()?;
+        Ok(Self { token, tenants, jwt, public_url: config.public_url, servers, quotas: config.quotas, reserved })
     }
 
-    /// Starts fetching the keys of an identity provider in the background. Without this call, the first token that
-    /// needs a key starts it.
-    pub(crate) fn start(&self) {
+    fn start(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.start();
         }
     }
 
-    /// Returns the tenants that are known by name, with their quotas.
-    pub(crate) fn tenants(&self) -> impl Iterator<Item = (Tenant, Quotas)> {
-        self.tenants.all().map(|(name, quotas)| (Tenant(name.into()), quotas.or(&self.quotas)))
+    pub(crate) fn tenants(&self) -> Vec<(Tenant, Quotas)> {
+        let local = self.token.map(|_| (Tenant::local(), self.quotas.clone()));
+        let named = self.tenants.all().map(|(name, quotas)| (Tenant(name.into()), quotas.or(&self.quotas)));
+        local.into_iter().chain(named).collect()
     }
 
-    /// Returns whether callers have to identify themselves. If not, every caller is the local tenant.
-    pub(crate) fn is_required(&self) -> bool {
-        self.required
+    /// Returns how the tenants of `new` differ from these.
+    fn changes(&self, new: &Self) -> TenantChanges {
+        let mut changes = self.tenants.changes(&new.tenants);
+        let local = || Tenant::local().0;
+        match (self.token, new.token) {
+            (None, Some(_)) => {
+                changes.added.push(local());
+                changes.claimed.push(local());
+            }
+            (Some(_), None) => changes.removed.push(local()),
+            (Some(old), Some(new)) if old != new => changes.changed.push((local(), vec!["token"])),
+            _ => {}
+        }
+        changes
     }
 
-    /// Admits a request and counts it as one call of its tenant.
-    pub(crate) fn admit(&self, parts: &Parts) -> Result<Caller, Denied> {
-        self.identify(parts).and_then(|caller| self.charge(&caller).map(|()| caller))
-    }
-
-    fn charge(&self, caller: &Caller) -> Result<(), Denied> {
-        let Some(per_second) = caller.quotas.calls_per_second else { return Ok(()) };
-        let taken = self.buckets.take(&caller.tenant.0, per_second, Instant::now());
-        let tenant = || caller.tenant.clone();
-        taken.map_err(|retry_after| Denied::TooFast { tenant: tenant(), retry_after, per_second })
-    }
-
-    /// Returns the RFC 9728 document at `/.well-known/oauth-protected-resource<path>`, or `None` if there is none for
-    /// that path.
-    pub(crate) fn metadata(&self, parts: &Parts, path: &str) -> Option<Value> {
-        metadata::document(&self.base(parts)?, path, &self.servers)
+    /// Returns the caller of a server that needs no token: a client that can connect is on this machine, or is the
+    /// operator's gateway.
+    fn everybody(&self) -> Caller {
+        Caller { tenant: Tenant::local(), quotas: Quotas { show_host_paths: true, ..self.quotas.clone() } }
     }
 
     fn identify(&self, parts: &Parts) -> Result<Caller, Denied> {
-        if !self.required {
-            // A client that can connect is on this machine, or is the operator's gateway.
-            let quotas = Quotas { show_host_paths: true, ..self.quotas.clone() };
-            return Ok(Caller { tenant: Tenant::local(), quotas });
-        }
         let unknown = |refused: bearer::TokenError| {
             let metadata = self.base(parts).map(|base| metadata::url(&base, parts.uri.path()));
             Denied::Unknown { challenge: refused.challenge(metadata.as_deref()), message: refused.message() }
@@ -212,7 +293,7 @@ impl Auth {
         }
         let name = match (self.tenants.by_digest(&digest), &self.jwt) {
             (Some(entry), _) => entry.name.clone(),
-            (None, Some(jwt)) => self.tenants.name_of_subject(&jwt.subject(token)?),
+            (None, Some(jwt)) => self.tenants.name_of_subject(&jwt.subject(token)?, &self.reserved),
             (None, None) => return Err(bearer::TokenError::Wrong),
         };
         let own = self.tenants.quotas_of(&name);
@@ -390,9 +471,25 @@ mod tests {
         assert_eq!(refused.status(), 429);
         assert!((0..100).all(|_| admit("green-token").is_ok()), "another's rate is none of his");
         assert_eq!(
-            auth.tenants().map(|(tenant, quotas)| (tenant.0, quotas.contexts)).collect::<Vec<_>>(),
-            [("blue".to_owned(), Some(7)), ("green".to_owned(), Some(7))]
+            auth.tenants().into_iter().map(|(tenant, quotas)| (tenant.0, quotas.contexts)).collect::<Vec<_>>(),
+            ["local", "blue", "green"].map(|name| (name.to_owned(), Some(7)))
         );
+        // After a reload only the new tokens are let in.
+        let file = tenant("blue", "other-token", "quotas = { runs = 2 }") + &tenant("red", "red-token", "");
+        std::fs::write(dir.0.join("tenants.toml"), file).unwrap();
+        let changes = auth.replace(auth.reopen(AuthConfig { token: None, ..config.clone() }).unwrap());
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let changed = vec![("blue".to_owned(), vec!["token", "quotas"])];
+        let (added, removed) = (names(&["red"]), names(&["green", "local"]));
+        let claimed = vec!["red".to_owned()];
+        assert_eq!(changes, TenantChanges { added, removed, claimed, changed });
+        for token in ["blue-token", "green-token", TOKEN] {
+            assert_eq!(admit(token).unwrap_err().status(), 401, "{token}");
+        }
+        assert_eq!((admit("other-token").unwrap().quotas.runs, admit("red-token").is_ok()), (Some(2), true));
+        assert!(auth.reopen(AuthConfig::default()).is_err(), "nobody is let in without a token by a reload");
+        let file = tenant("blue", "blue-token", "") + &tenant("green", "green-token", "");
+        std::fs::write(dir.0.join("tenants.toml"), file).unwrap();
         let shared = AuthConfig { token: Some(Secret::parse("blue-token").unwrap()), ..config };
         let error = Auth::open(shared).err().unwrap().to_string();
         assert_eq!(

@@ -80,6 +80,17 @@ pub(crate) struct TenantEntry {
 #[derive(Debug, Default)]
 pub(crate) struct Tenants(Vec<TenantEntry>);
 
+/// The differences between two sets of tenants, by name. A tenant is removed when its last token is.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct TenantChanges {
+    pub added: Vec<String>,
+    pub removed: Vec<String>,
+    /// Tenants that have a token now and had none. Until now, a subject of the identity provider may have had the name.
+    pub claimed: Vec<String>,
+    /// Tenants with another token, other quotas or another network.
+    pub changed: Vec<(String, Vec<&'static str>)>,
+}
+
 /// Prefix of the tenant names of subjects whose own names cannot be used. No name in the file begins with it.
 const HASHED: &str = "sub-";
 
@@ -87,7 +98,12 @@ impl Tenants {
     /// Reads the file. `subjects` says that an identity provider names tenants, too, so that an entry needs no token.
     pub(crate) fn read(path: &Path, subjects: bool, policies: &Policies) -> Result<Self, TenantsError> {
         let read = |source| TenantsError::Read { path: path.into(), source };
-        if std::fs::metadata(path).map_err(read)?.mode() & 0o077 != 0 {
+        let found = std::fs::metadata(path).map_err(read)?;
+        if !found.is_file() {
+            let why = "is not a regular file".into();
+            return Err(TenantsError::Content { path: path.into(), why });
+        }
+        if found.mode() & 0o077 != 0 {
             tracing::warn!("the tenants file `{}` can be read by other users; `chmod 600` it", path.display());
         }
         let text = std::fs::read_to_string(path).map_err(read)?;
@@ -120,6 +136,34 @@ impl Tenants {
         Ok(Self(entries))
     }
 
+    /// Returns how the tenants of `new` differ from these.
+    pub(crate) fn changes(&self, new: &Self) -> TenantChanges {
+        let find = |all: &Self, name: &str| all.0.iter().find(|entry| entry.name == name).cloned();
+        let mut changes = TenantChanges::default();
+        for old in &self.0 {
+            // Without an entry, a subject of the identity provider has the general quotas.
+            let absent = TenantEntry { name: old.name.clone(), digests: Vec::new(), quotas: Quotas::default() };
+            let new = find(new, &old.name).unwrap_or(absent);
+            if new.digests.is_empty() && !old.digests.is_empty() {
+                changes.removed.push(old.name.clone());
+                continue;
+            }
+            let quotas = |entry: &TenantEntry| Quotas { network: None, ..entry.quotas.clone() };
+            let parts = [
+                ("token", old.digests != new.digests),
+                ("quotas", quotas(old) != quotas(&new)),
+                ("network", old.quotas.network != new.quotas.network),
+            ];
+            let parts: Vec<_> = parts.into_iter().filter(|(_, differs)| *differs).map(|(part, _)| part).collect();
+            changes.changed.extend((!parts.is_empty()).then(|| (old.name.clone(), parts)));
+        }
+        let is_new = |entry: &&TenantEntry| find(self, &entry.name).is_none();
+        changes.added = new.0.iter().filter(is_new).map(|entry| entry.name.clone()).collect();
+        let is_claimed = |entry: &&TenantEntry| !entry.digests.is_empty() && self.tokens_of(&entry.name) == 0;
+        changes.claimed = new.0.iter().filter(is_claimed).map(|entry| entry.name.clone()).collect();
+        changes
+    }
+
     /// Returns the tenant with this hash. It compares every hash even after a match, so that the time does not reveal
     /// the position.
     pub(crate) fn by_digest(&self, digest: &[u8; 32]) -> Option<&TenantEntry> {
@@ -134,14 +178,24 @@ impl Tenants {
         found
     }
 
+    /// Returns the names of the tenants with a token.
+    pub(crate) fn with_tokens(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|entry| !entry.digests.is_empty()).map(|entry| entry.name.as_str())
+    }
+
     /// Returns the tenant name for a subject of the identity provider. A subject that is not a valid name, or that
-    /// equals the name of a tenant with a token, gets a name made from its hash.
-    pub(crate) fn name_of_subject(&self, subject: &str) -> String {
-        let taken = self.0.iter().any(|entry| entry.name == subject && !entry.digests.is_empty());
+    /// equals the name of a tenant with a token or one of `reserved`, gets a name made from its hash.
+    pub(crate) fn name_of_subject(&self, subject: &str, reserved: &HashSet<String>) -> String {
+        let taken = reserved.contains(subject) || self.with_tokens().any(|name| name == subject);
         if check_name(subject).is_ok() && !taken {
             return subject.into();
         }
         format!("{HASHED}{}", hex(&sha256(subject)[..16]))
+    }
+
+    /// Returns the number of tokens of a tenant.
+    pub(crate) fn tokens_of(&self, name: &str) -> usize {
+        self.0.iter().find(|entry| entry.name == name).map_or(0, |entry| entry.digests.len())
     }
 
     pub(crate) fn quotas_of(&self, name: &str) -> Option<&Quotas> {
@@ -197,7 +251,7 @@ fn parse_quotas(value: &toml::Value, location: &str) -> Result<Quotas, String> {
     value.clone().try_into().map_err(|error: toml::de::Error| format!("{} {location}", error.message()))
 }
 
-fn check_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
     if !(1..=64).contains(&name.len()) || !name.bytes().all(plain) {
         return Err("a name is 1 to 64 of the characters `a-z`, `0-9`, `-`, `_`, `.`".into());
@@ -333,13 +387,20 @@ mod tests {
             hex("one")
         );
         let tenants = Tenants::parse(&text, true, &Policies::default()).unwrap();
-        assert_eq!(tenants.name_of_subject("alice"), "alice");
+        let none = HashSet::new();
+        assert_eq!(tenants.name_of_subject("alice", &none), "alice");
         assert_eq!(tenants.quotas_of("alice").unwrap().contexts, Some(1));
-        assert_eq!(tenants.name_of_subject("bob"), "bob");
+        assert_eq!(tenants.name_of_subject("bob", &none), "bob");
         for subject in ["blue", "local", "sub-0123", "Alice", "auth0|5f7c8e", "../etc", "a b", "é", &"x".repeat(65)] {
-            let name = tenants.name_of_subject(subject);
+            let name = tenants.name_of_subject(subject, &none);
             assert!(name.starts_with(HASHED) && name.len() == HASHED.len() + 32, "{name}");
         }
-        assert_ne!(tenants.name_of_subject("a b"), tenants.name_of_subject("a  b"));
+        assert_ne!(tenants.name_of_subject("a b", &none), tenants.name_of_subject("a  b", &none));
+        // A tenant that had a token keeps its name, so that no subject finds what it left.
+        assert!(tenants.name_of_subject("bob", &["bob".to_owned()].into()).starts_with(HASHED));
+        // A name that gets a token is taken from the subject that may have it.
+        let text = format!("{text}\ntoken_sha256 = '{}'", hex("two"));
+        let claimed = tenants.changes(&Tenants::parse(&text, true, &Policies::default()).unwrap()).claimed;
+        assert_eq!(claimed, ["alice"]);
     }
 }

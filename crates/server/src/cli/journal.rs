@@ -160,7 +160,9 @@ fn entry_text(entry: &Map<String, Value>) -> String {
         [shown("time"), format!("#{}", shown("seq")), shown("tenant"), shown(what), shown("outcome")].join("  ");
     let ms = entry.get("ms").and_then(Value::as_f64).map(|ms| format!("  {ms} ms"));
     line.push_str(&ms.unwrap_or_default());
-    for name in ["dialect", "context", "run", "args", "bytes_out", "bytes_in", "count", "why", "request", "peer"] {
+    const OTHERS: &str = "dialect context run did args calls cpu_ms memory_mb_s network_bytes bytes_out bytes_in count why \
+                          request peer";
+    for name in OTHERS.split_ascii_whitespace() {
         if let Some(value) = entry.get(name) {
             let _ = write!(line, "  {name}={}", text(value));
         }

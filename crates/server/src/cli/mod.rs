@@ -1,6 +1,7 @@
 //! The command line, with one file for each command. Arguments are parsed first, then the configuration is loaded, and
 //! then the command runs.
 
+mod admin;
 mod config;
 mod doctor;
 mod file_secret;
@@ -10,6 +11,7 @@ mod network;
 mod otel;
 mod output;
 mod prepare;
+mod reload;
 mod run;
 mod serve;
 mod setup;
@@ -20,6 +22,7 @@ mod workspace;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use runtimes::HostEnvironment;
@@ -28,6 +31,7 @@ use telemetry::otel::Otel;
 use tokio::runtime::Builder;
 
 use self::flags::Flags;
+pub(crate) use self::reload::Reloader;
 use crate::config::{Config, Environment, Sources};
 
 /// Runs AI agents' code in kernel sandboxes, over the Model Context Protocol.
@@ -55,12 +59,15 @@ enum Command {
     Config(config::Args),
     Journal(journal::Args),
     Workspace(workspace::Args),
+    Admin(admin::Args),
 }
 
 /// The configuration and the environment that every command gets.
 #[derive(Clone)]
 struct CommandEnv {
     config: Config,
+    /// The sources of the configuration, from which it can be loaded again.
+    sources: Arc<Sources>,
     environment: HostEnvironment,
     /// The export to OpenTelemetry, for commands that serve.
     otel: Option<Otel>,
@@ -118,10 +125,13 @@ fn dispatch(cli: Cli) -> CommandResult {
     for warning in config.telemetry.warnings.iter().filter(|_| serves) {
         tracing::warn!("{warning}");
     }
+    for (name, instead) in Environment::without_effect().into_iter().filter(|_| serves) {
+        tracing::warn!("`{name}` is set, and has no effect here: {instead}");
+    }
     let mounts = config.mounts.iter().map(|mount| &mount.volume);
-    let shared = mounts.chain(&config.dialects.microsandbox.volumes);
+    let shared = mounts.chain(config.dialects.microsandbox.volumes.iter().map(|shared| &shared.volume));
     let environment = sources.environment.for_runtimes(shared);
-    let context = CommandEnv { config, environment, otel };
+    let context = CommandEnv { config, sources: Arc::new(sources), environment, otel };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
         Command::Serve(args) => serve::main(args, context),
@@ -131,6 +141,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Config(args) => config::main(args, &context),
         Command::Journal(args) => journal::main(args, &context),
         Command::Workspace(args) => workspace::main(args, &context),
+        Command::Admin(args) => admin::main(args, &context),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Creates the egress of sandboxes and their browsers from the settings, and reads the values of secrets once.
+//! Creates the egress of sandboxes and their browsers from the settings, and reads the values of secrets.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -13,16 +13,32 @@ use crate::config::{Config, DialectLimits, Network, SecretConfig, SecretSource, 
 
 /// Returns the egress, or `None` if no sandbox has a network.
 pub(crate) fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
+    Ok(reload(config, None)?.0)
+}
+
+/// Returns the egress with the secrets, host names and certificates as they are now, and what of them is different
+/// from `before`.
+pub(crate) fn reload(config: &Config, before: Option<&Egress>) -> Result<(Option<Egress>, Vec<&'static str>), Failed> {
     let network = &config.network;
     if network.dialects.is_empty() {
-        return Ok(None);
+        // Sandboxes that exist still use it, and its totals go on.
+        return Ok((before.cloned(), Vec::new()));
     }
     let secrets = network.secrets.iter().map(secret).collect::<Result<_, _>>()?;
-    let hosts = network.hosts.clone();
-    let (upstreams, fake_ip_dns) = (upstreams(network, environment::named)?, network.fake_ip_dns);
-    let egress =
-        Egress::new(EgressConfig { secrets, hosts, roots: Vec::new(), certutil: certutil(), upstreams, fake_ip_dns });
-    egress.map(Some).map_err(|error| Failed(format!("cannot set up the network of sandboxes: {error}")))
+    let egress = EgressConfig {
+        secrets,
+        hosts: network.hosts.clone(),
+        roots: Vec::new(),
+        certutil: certutil(),
+        upstreams: upstreams(network, environment::named)?,
+        fake_ip_dns: network.fake_ip_dns,
+    };
+    let egress = match before {
+        Some(before) => before.reload(egress),
+        None => Egress::new(egress).map(|egress| (egress, Vec::new())),
+    };
+    let failed = |error| Failed(format!("cannot set up the network of sandboxes: {error}"));
+    egress.map(|(egress, changes)| (Some(egress), changes)).map_err(failed)
 }
 
 /// Returns the upstream proxies with their credentials.

@@ -24,7 +24,7 @@ use self::program::{Program, ProgramLanguage, STDIN};
 use super::file_secret::file_secret;
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
-use super::{CommandEnv, CommandResult, Failed, block_on, output};
+use super::{CommandEnv, CommandResult, Failed, block_on, network, output};
 use crate::config::{ALL_TENANTS, Config, MountConfig};
 
 /// Run code in a sandbox
@@ -112,7 +112,7 @@ async fn run(job: Job, save: Option<Destination>, context: CommandEnv, native: N
         // This command creates only one context.
         ready_max: 0,
         max_file_bytes: MAX_GIVEN,
-        ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
+        ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?, network::egress(config)?)
     };
     if let Some(realm) = limits.realm_mut(limits.pool_realm) {
         // The one context of this command is an ordinary one, also in a dialect with conversations or shared volumes.

@@ -32,13 +32,14 @@ use tokio_util::sync::CancellationToken;
 use super::file_secret::file_secret;
 use super::otel;
 use super::prepare::{end_when_useless, prepare, useless_or};
+use super::reload::{self, Reloader};
 use super::signals::Signals;
 use super::stdio::NoService;
 use super::wiring::{self, Native, TransportKind};
-use super::{CommandEnv, CommandResult, Failed, block_on};
-use crate::auth::{self, Auth, AuthConfig};
+use super::{CommandEnv, CommandResult, Failed, block_on, network};
+use crate::admin::{AdminServer, AdminSocket};
+use crate::auth::{self, Auth, AuthConfig, Quotas};
 use crate::config::{self, ALL_TENANTS, Config};
-use crate::files;
 use crate::handler::{Handlers, Surface};
 
 /// Serve MCP over HTTP
@@ -50,7 +51,7 @@ pub(crate) struct Args {}
 pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
     let auth = Auth::open(AuthConfig::of(&context.config)?)?;
     let readers = AuthConfig::of_metrics(&context.config)?.map(Auth::open).transpose()?;
-    check_mounts(&context.config, &auth)?;
+    check_mounts(&context.config, auth.is_required(), &auth.tenants())?;
     let native = Native::launch(&context.config, TransportKind::Http)?;
     sandbox::native::return_large_blocks();
     block_on(serve(context, Arc::new(auth), readers.map(Arc::new), native))
@@ -58,7 +59,7 @@ pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
 
 /// Serves until it is told to stop. `readers` are those who may read the metrics, if they have a token of their own.
 async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>, native: Native) -> CommandResult {
-    let signals = Signals::listen()?;
+    let (signals, reloads) = Signals::listen_for_reloads()?;
     let config = &context.config;
     auth.start();
     let http_options = http_options(config, &auth);
@@ -73,8 +74,9 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;
     let back_end = json!({ "name": backend.name(), "level": wiring::level(&isolation) });
-    let mut engine_config = wiring::engine_config(config, TransportKind::Http, secret)?;
-    engine_config.quotas = auth.tenants().map(|(tenant, quotas)| (tenant, quotas.for_engine())).collect();
+    let egress = network::egress(config)?;
+    let mut engine_config = wiring::engine_config(config, TransportKind::Http, secret, egress.clone());
+    engine_config.quotas = reload::quotas(auth.tenants());
     let base = public_url(config, address);
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
@@ -89,7 +91,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let server =
         Server { engine: engine.clone(), observer: observer.clone(), counters, back_end, otel, started: unix_now() };
     let watched = |auth: Arc<Auth>| Arc::new(auth::Watched { auth, observer: observer.clone() });
-    let (authenticator, readers) = (watched(auth.clone()), readers.map(watched));
+    let (authenticator, watched_readers) = (watched(auth.clone()), readers.clone().map(watched));
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
         // One tenant gets at most a quarter of the connections, so that only four greedy tenants together can keep
@@ -103,7 +105,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
         routes: match &for_metrics {
             Some(_) => server.routes(auth.clone(), signer),
             None => {
-                let readers: Arc<dyn Authenticator> = readers.clone().unwrap_or(authenticator);
+                let readers: Arc<dyn Authenticator> = watched_readers.clone().unwrap_or(authenticator);
                 server.routes(auth.clone(), signer).merge(server.metrics_route(Some(readers)))
             }
         },
@@ -111,20 +113,40 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
 
     let stop = signals.first.child_token();
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer.clone()));
+    let reloader = Reloader::new(&context, (auth.clone(), readers), engine.clone(), observer.clone(), egress);
+    let reloader = Arc::new(reloader);
+    tokio::spawn(reload::keep_current(reloader.clone(), reloads, stop.clone()));
+    let admin = AdminServer {
+        engine: engine.clone(),
+        auth: auth.clone(),
+        observer: observer.clone(),
+        reloader,
+        stop: stop.clone(),
+    };
+    let administering = match AdminSocket::bind(&config.state_dir) {
+        Ok(socket) => Some(tokio::spawn(admin.serve(socket, no_more_notices.clone()))),
+        Err(error) => {
+            tracing::warn!("`sandpool admin` does not work, because its socket cannot be made: {error}");
+            None
+        }
+    };
+    tokio::spawn(meter(engine.clone(), observer.clone(), stop.clone()));
     welcome(config, &auth, address, &base);
     let reading = for_metrics.map(|(listener, address)| {
         tracing::info!("metrics: http://{address}/metrics");
-        let open = readers.is_none();
+        let open = watched_readers.is_none();
         let options = HttpOptions { open, grace: Duration::ZERO, ..self::http_options(config, &auth) };
-        tokio::spawn(server.clone().serve_metrics(listener, options, readers, stop.clone()))
+        tokio::spawn(server.clone().serve_metrics(listener, options, watched_readers, stop.clone()))
     });
     tokio::spawn(server.clone().export_metrics(stop.clone()));
     let now = signals.second.clone();
     let grace = wiring::shutdown_grace(config);
     let stop_requested = tokio::spawn({
-        let stop = stop.clone();
+        let (stop, engine) = (stop.clone(), engine.clone());
         async move {
             stop.cancelled().await;
+            let contexts: usize = engine.counts().contexts.values().sum();
+            tracing::info!("stopping: {contexts} contexts end; calls in progress have up to {grace:?}");
             Instant::now()
         }
     });
@@ -144,19 +166,24 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let prepared = useless_or(useless, prepared).await;
     no_more_notices.cancel();
     let _ = watching.await;
+    if let Some(administering) = administering {
+        let _ = administering.await;
+    }
+    observer.record_usage(engine.take_usage().await);
     if let Some(journal) = observer.journal() {
         journal.record(JournalEntry::event("server_stopped"));
         journal.close();
     }
+    tracing::info!("stopped");
     otel::finish(&context);
     prepared.map(|()| ExitCode::SUCCESS)
 }
 
 /// Refuses mounts that say nothing about tenants where there are several, and those for tenants that do not exist: no
 /// tenant gets a directory that the configuration does not name for it.
-fn check_mounts(config: &Config, auth: &Auth) -> Result<(), Failed> {
+pub(crate) fn check_mounts(config: &Config, needs_token: bool, known: &[(Tenant, Quotas)]) -> Result<(), Failed> {
     let config::Auth { tenants, jwks, none, .. } = &config.auth;
-    let everybody = *none && !auth.is_required();
+    let everybody = *none && !needs_token;
     for mount in &config.mounts {
         let wrong = |why: &str| Err(Failed(format!("`mount`: `{}`: {why}", mount.volume.host.display())));
         if mount.tenants.is_empty() && (tenants.is_some() || jwks.is_some() || everybody) {
@@ -168,13 +195,13 @@ fn check_mounts(config: &Config, auth: &Auth) -> Result<(), Failed> {
         let exists = |name: &str| {
             jwks.is_some()
                 || [ALL_TENANTS, &Tenant::local().0].contains(&name)
-                || auth.tenants().any(|(t, _)| t.0 == name)
+                || known.iter().any(|(tenant, _)| tenant.0 == name)
         };
         if let Some(name) = mount.tenants.iter().find(|name| !exists(name)) {
             return wrong(&format!("`tenants`: there is no tenant `{name}` in `auth.tenants`"));
         }
     }
-    if !auth.is_required() && config.mounts.iter().any(|mount| !mount.volume.read_only) {
+    if !needs_token && config.mounts.iter().any(|mount| !mount.volume.read_only) {
         tracing::warn!("everybody who can connect can change the files of writable mounts: the server has no token");
     }
     Ok(())
@@ -273,6 +300,14 @@ async fn watch(engine: Engine, observer: Arc<Observer>, no_more: CancellationTok
     }
 }
 
+/// Writes into the journal what each tenant used, once a minute.
+async fn meter(engine: Engine, observer: Arc<Observer>, stop: CancellationToken) {
+    const EVERY: Duration = Duration::from_secs(60);
+    while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+        observer.record_usage(engine.take_usage().await);
+    }
+}
+
 fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
     let serve = &config.serve;
     let public_host = serve.public_url.as_deref().and_then(|url| url.split("://").nth(1)?.split('/').next());
@@ -356,20 +391,23 @@ impl Server {
 
     fn endpoint(&self, dialect: &'static Dialect, lang: Option<Lang>, options: &Options, links: &Links) -> Endpoint {
         let surface = Surface::new(dialect, lang, options.clone(), links.clone()).watched_by(self.observer.clone());
+        let (errors, tools) = (surface.error_style(), dialect.offered(options).count());
         let handlers = Handlers::new(Arc::new(self.engine.clone()), Arc::new(surface));
         let server = self.clone();
         Endpoint::new(
             move |caller, memory| handlers.of(caller, memory),
             move |caller| {
                 let server = server.clone();
-                Box::pin(async move { server.status(dialect, &caller).await })
+                Box::pin(async move { server.status(dialect, tools, &caller).await })
             },
         )
         .direct()
+        .with_errors(errors)
+        .with_open_stream(dialect.open_stream)
     }
 
     /// Returns the status that a plain GET of an endpoint shows: the server, and the contexts of the caller.
-    async fn status(&self, dialect: &'static Dialect, caller: &Caller) -> Value {
+    async fn status(&self, dialect: &'static Dialect, tools: usize, caller: &Caller) -> Value {
         let realm = Realm(dialect.id);
         let call = wiring::call_of(caller.tenant.clone(), realm);
         let health = match self.engine.execute(&call, Op::Health).await {
@@ -378,6 +416,8 @@ impl Server {
         };
         let (contexts, busy) = self.engine.counts_of(&caller.tenant, realm);
         json!({
+            "status": if self.engine.is_up() { "healthy" } else { "unhealthy" },
+            "tools_count": tools,
             "name": dialect.server_name,
             "version": env!("CARGO_PKG_VERSION"),
             "dialect": dialect.id,
@@ -494,16 +534,57 @@ fn health_document(health: &Health) -> Value {
     })
 }
 
+/// Returns the warning of a server without a token that other machines can reach, or whose dialect demands a token.
+fn token_warning(dialect: &Dialect, has_token: bool, address: SocketAddr) -> Option<String> {
+    let is_safe = has_token || (address.ip().is_loopback() && !dialect.wants_token);
+    (!is_safe).then(|| {
+        format!(
+            "THERE IS NO TOKEN: everybody who can connect to {address} can run code and read the files of all \
+             conversations and contexts; set `SANDPOOL_API_TOKEN` or `--token-file`"
+        )
+    })
+}
+
 /// Logs the addresses of the server, and a command with which the operator can connect a client.
 fn welcome(config: &Config, auth: &Auth, address: SocketAddr, base: &str) {
     let dialect = &config.dialect;
+    if let Some(warning) = token_warning(wiring::dialect(config), auth.is_required(), address) {
+        tracing::warn!("{warning}");
+    }
     tracing::info!("listening: http://{address}/mcp ({dialect}), and http://{address}/mcp/<dialect>");
     if config.serve.public_url.is_some() {
         tracing::info!("clients reach it at {base}/mcp");
+    }
+    if let Some(path) = &config.auth.tenants {
+        let tenants = auth.tenants().len();
+        tracing::info!("tenants: {tenants}; SIGHUP or a change of `{}` loads them again", path.display());
     }
     let token = if auth.is_required() { " --header \"Authorization: Bearer $SANDPOOL_API_TOKEN\"" } else { "" };
     tracing::info!("try: claude mcp add --transport http sandpool {base}/mcp{token}");
     if config.serve.cors && !auth.is_required() {
         tracing::info!("web pages: only those of this machine may call, because there is no token");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_should_have_a_token_warns_without_one() {
+        let options = Options::default();
+        let warns = |id: &str, has_token, address: &str| {
+            token_warning(dialects::find(id, &options).unwrap(), has_token, address.parse().unwrap()).is_some()
+        };
+        assert!(warns("conversation", false, "127.0.0.1:8775"));
+        assert!(warns("sandpool", false, "192.0.2.7:8775"));
+        for (id, has_token, address) in [
+            ("conversation", true, "127.0.0.1:8775"),
+            ("sandpool", true, "192.0.2.7:8775"),
+            ("sandpool", false, "127.0.0.1:8775"),
+            ("sandpool", false, "[::1]:8775"),
+        ] {
+            assert!(!warns(id, has_token, address), "{id} {address}");
+        }
     }
 }

@@ -21,8 +21,7 @@ use super::otel;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
 use super::wiring::{self, Native, TransportKind};
-use super::{CommandEnv, CommandResult, Failed, block_on_here};
-use crate::files;
+use super::{CommandEnv, CommandResult, Failed, block_on_here, network};
 use crate::handler::{Handlers, Surface};
 
 /// Serve MCP on standard input and output
@@ -45,7 +44,7 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let (backend, _) = native.start().await?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let base = format!("http://{}", listener.local_addr()?);
-    let mut engine_config = wiring::engine_config(config, TransportKind::Stdio, secret)?;
+    let mut engine_config = wiring::engine_config(config, TransportKind::Stdio, secret, network::egress(config)?);
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
     otel::start(&context)?;
@@ -64,9 +63,10 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     let second = signals.second.clone();
     let executor = Arc::new(engine.clone());
+    let errors = surface.error_style();
     let serving = serve_stdio(
         move |caller| Handlers::new(executor, surface).of(caller, Hold::default()),
-        StdioOptions { grace },
+        StdioOptions { grace, errors },
         stop.clone(),
     );
     let served = tokio::select! {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use dialects::links::{Expiring, Signer};
 use dialects::{Dialect, Links, Options};
+use egress::Egress;
 use engine::config::PACKAGES;
 use engine::op::{FoundContext, Quota, SharedVolume, Stages};
 use engine::{
@@ -17,13 +18,13 @@ use sandbox::{Backend, Isolation, Level, SHARED_PACKAGES};
 use tokio_util::sync::CancellationToken;
 
 use super::{Failed, network};
-use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig};
+use crate::config::{ALL_TENANTS, Config, DialectLimits, MountConfig, VolumeConfig};
 use crate::handler::{Execute, Executing};
 
 /// Checks the shared volumes at the start, so that the operator, and not the first client, learns of volumes with which
 /// no session could be created.
 fn check_volumes(config: &Config) -> Result<(), Failed> {
-    for volume in &config.dialects.microsandbox.volumes {
+    for VolumeConfig { volume, .. } in &config.dialects.microsandbox.volumes {
         let wrong = |why: &str| Failed(format!("`microsandbox.volumes`: `{}` {why}", volume.host.display()));
         let found = std::fs::symlink_metadata(&volume.host).map_err(|error| wrong(&error.to_string()))?;
         if !found.is_dir() {
@@ -169,7 +170,8 @@ pub(crate) fn engine_config(
     config: &Config,
     transport: TransportKind,
     file_secret: [u8; 32],
-) -> Result<EngineConfig, Failed> {
+    egress: Option<Egress>,
+) -> EngineConfig {
     let microsandbox = &config.dialects.microsandbox;
     let realms: Vec<RealmConfig> =
         dialects::realms().into_iter().map(|usual| realm(config, usual, transport)).collect();
@@ -180,8 +182,8 @@ pub(crate) fn engine_config(
         memory_bytes: config.quota.memory_mb.map(|mb| mb << 20),
         network: None,
     };
-    Ok(EngineConfig {
-        egress: network::egress(config)?,
+    EngineConfig {
+        egress,
         realms,
         quota,
         mounts: mounts(config),
@@ -193,7 +195,7 @@ pub(crate) fn engine_config(
         ready_max: config.ready_max,
         ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
-    })
+    }
 }
 
 /// Returns the mounts of the engine. One that replaces the workspace of one tenant is followed by one for the packages
@@ -223,7 +225,7 @@ fn is_of_one_tenant(config: &Config, workspace: &MountConfig) -> bool {
     let mut mounts = config.mounts.iter().filter(|mount| reaches(&mount.volume));
     tenants.as_ref().is_some_and(|tenants| tenants.len() == 1)
         && mounts.all(|other| mount(other).tenants == tenants)
-        && !config.dialects.microsandbox.volumes.iter().any(|volume| reaches(&resolved(volume)))
+        && !config.dialects.microsandbox.volumes.iter().any(|shared| reaches(&resolved(shared)))
 }
 
 fn mount(mount: &MountConfig) -> Mount {
@@ -269,6 +271,7 @@ fn realm(config: &Config, usual: RealmConfig, transport: TransportKind) -> Realm
             evict_idle: microsandbox.evict,
             max_total_memory_bytes: microsandbox.max_total_memory_mb.map(|mb| mb << 20),
             sweep_interval: microsandbox.cleanup_interval,
+            ready_wait: microsandbox.start_timeout,
             volumes: microsandbox.volumes.iter().map(resolved).collect(),
             ..general
         },
@@ -277,7 +280,7 @@ fn realm(config: &Config, usual: RealmConfig, transport: TransportKind) -> Realm
 }
 
 /// Returns the volume with the path that its directory has without symlinks, because the launcher follows none.
-fn resolved(volume: &SharedVolume) -> SharedVolume {
+fn resolved(VolumeConfig { volume, .. }: &VolumeConfig) -> SharedVolume {
     let host = volume.host.canonicalize().unwrap_or_else(|_| volume.host.clone());
     SharedVolume { host, ..volume.clone() }
 }
@@ -339,6 +342,7 @@ pub(crate) fn options(config: &Config) -> Options {
         default_context: config.dialects.default_context,
         default_size: config.dialects.microsandbox.default_flavor,
         underscores: config.dialects.underscores,
+        volume_paths: config.dialects.microsandbox.volumes.iter().map(|volume| volume.written.clone()).collect(),
         ..Options::default()
     }
 }
@@ -399,7 +403,7 @@ mod tests {
             let options = options_of(&config, dialect(&config));
             let of_options = [options.max_timeout, options.max_command_timeout, options.max_background];
             assert_eq!(of_options, [most, most, background], "{settings}");
-            let engine = engine_config(&config, TransportKind::Http, [0; 32]).unwrap();
+            let engine = engine_config(&config, TransportKind::Http, [0; 32], None);
             let realm = engine.realm(dialects::sandpool::REALM).unwrap();
             let of_realm = [realm.max_timeout, realm.max_command_timeout, realm.max_background];
             assert_eq!(of_realm.map(|time| time.as_secs()), of_options, "{settings}");
@@ -441,7 +445,7 @@ mod tests {
     /// Each dialect's rules stand in one place; without settings the engine gets exactly these.
     #[test]
     fn without_settings_the_rules_are_those_of_the_dialects() {
-        let engine = engine_config(&config(""), TransportKind::Http, [0; 32]).unwrap();
+        let engine = engine_config(&config(""), TransportKind::Http, [0; 32], None);
         for (made, mut usual) in engine.realms.into_iter().zip(dialects::realms()) {
             // Half of the memory is the browser's in every dialect that has one, and policies come from the settings.
             (usual.browser, usual.network) = (made.browser, made.network.clone());

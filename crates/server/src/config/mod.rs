@@ -12,7 +12,7 @@ mod resolve;
 pub mod settings;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::op::{SharedVolume, Size};
@@ -162,8 +162,16 @@ pub(crate) struct MicrosandboxConfig {
     pub cleanup_interval: Duration,
     pub orphan_interval: Duration,
     pub start_timeout: Duration,
-    pub volumes: Vec<SharedVolume>,
+    pub volumes: Vec<VolumeConfig>,
     pub show_host_paths: bool,
+}
+
+/// One of `microsandbox.volumes`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct VolumeConfig {
+    /// Path on this machine as the operator wrote it, which `get_volume_path` shows.
+    pub written: String,
+    pub volume: SharedVolume,
 }
 
 /// Settings of `[dialect.<id>]`.
@@ -400,7 +408,9 @@ impl Dialects {
     fn typed(effective: &Effective, private: &PrivateFiles) -> Result<Self, ConfigError> {
         let limits = |id: &&'static str| Ok((*id, DialectLimits::typed(effective, id)?));
         let volumes: Vec<String> = effective.get("microsandbox.volumes")?;
-        let volumes = volumes.iter().map(|text| volume(text, private)).collect::<Result<_, String>>();
+        let base = if effective.is_from_file("microsandbox.volumes") { beside(effective) } else { None };
+        let volume = |text: &String| volume(text, base.as_deref(), private);
+        let volumes = volumes.iter().map(volume).collect::<Result<_, String>>();
         Ok(Self {
             limits: dialects::IDS.iter().map(limits).collect::<Result<_, ConfigError>>()?,
             default_context: effective.get("agentrun.default_context")?,
@@ -419,20 +429,30 @@ impl Dialects {
     }
 }
 
-/// Parses `host:container` or `host:container:ro`.
-fn volume(text: &str, private: &PrivateFiles) -> Result<SharedVolume, String> {
+/// Returns the directory of the configuration file. Relative paths in the file start there.
+fn beside(effective: &Effective) -> Option<PathBuf> {
+    let file = effective.value("config").and_then(toml::Value::as_str)?;
+    std::path::absolute(file).ok()?.parent().map(Path::to_owned)
+}
+
+/// Parses `host:container` or `host:container:ro`. A relative `host` starts in `base`, else in the working directory.
+fn volume(text: &str, base: Option<&Path>, private: &PrivateFiles) -> Result<VolumeConfig, String> {
     let (paths, read_only) = match text.strip_suffix(":ro") {
         Some(paths) => (paths, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
     };
-    let wrong = || format!("`{text}` is not `host:container` or `host:container:ro`, with absolute paths");
-    let (host, inside) = paths.split_once(':').ok_or_else(wrong)?;
-    if !host.starts_with('/') || !inside.starts_with('/') || inside.contains(':') {
+    let wrong =
+        || format!("`{text}` is not `host:container` or `host:container:ro`, where `container` is an absolute path");
+    let (written, inside) = paths.split_once(':').ok_or_else(wrong)?;
+    if written.is_empty() || !inside.starts_with('/') || inside.contains(':') {
         return Err(wrong());
     }
-    let real = runtimes::Resolved::of(host.as_ref()).real;
-    private.check(&real, !read_only).map_err(|why| format!("`{text}`: {why}"))?;
-    Ok(SharedVolume { host: host.into(), inside: inside.into(), read_only })
+    let host = base.map_or_else(|| written.into(), |base| base.join(written));
+    let host = std::path::absolute(host).map_err(|error| format!("`{text}`: {error}"))?;
+    let real = runtimes::Resolved::of(&host).real;
+    mounts::check_place(&real, !read_only, private).map_err(|why| format!("`{text}`: {why}"))?;
+    let volume = SharedVolume { host, inside: inside.into(), read_only };
+    Ok(VolumeConfig { written: written.to_owned(), volume })
 }
 
 impl DialectLimits {

@@ -11,7 +11,7 @@ use runtimes::Resolved;
 use rustix::fs::{Access as Permission, Mode, OFlags};
 use serde::Deserialize;
 
-use super::{ConfigError, Effective, nearest};
+use super::{ConfigError, Effective, beside, nearest};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MountConfig {
@@ -89,8 +89,7 @@ pub(super) fn typed(
     is_root: bool,
     private: &PrivateFiles,
 ) -> Result<Vec<MountConfig>, ConfigError> {
-    let config_file = effective.value("config").and_then(toml::Value::as_str).map(Path::new);
-    let beside = config_file.and_then(|file| std::path::absolute(file).ok()?.parent().map(Path::to_owned));
+    let beside = beside(effective);
     let tables = effective.value("mount").and_then(toml::Value::as_array);
     let tables = tables.into_iter().flatten().map(|table| ("mount", table.clone()));
     let mut mounts: Vec<MountConfig> = Vec::new();
@@ -193,11 +192,16 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
     if !found.is_dir() {
         return Err("is not a directory".into());
     }
+    check_place(host, access == MountAccess::Rw, private)
+}
+
+/// Refuses directories, given without symlinks, that no sandbox may see, whether they exist yet or not.
+pub(super) fn check_place(host: &Path, writes: bool, private: &PrivateFiles) -> Result<(), String> {
     let is_system = SYSTEM.iter().any(|dir| host.starts_with(dir)) && !host.starts_with(MEDIA);
     if host == Path::new("/") || is_system || shows_the_kernel(host) {
         return Err("is a part of the system and not a directory of files; mount another directory".into());
     }
-    private.check(host, access == MountAccess::Rw)?;
+    private.check(host, writes)?;
     if let Some(home) = private.homes.iter().find(|home| home.starts_with(host)) {
         return Err(format!(
             "holds the home directory `{}`, with keys and with files that a shell executes; mount a directory below it",
@@ -209,7 +213,7 @@ fn check_host(host: &Path, found: &Metadata, access: MountAccess, private: &Priv
 
 impl PrivateFiles {
     /// Refuses a directory, given without symlinks, that would show or let code change one of the files.
-    pub(super) fn check(&self, host: &Path, writes: bool) -> Result<(), String> {
+    fn check(&self, host: &Path, writes: bool) -> Result<(), String> {
         for (setting, path) in self.secret.iter().chain(self.trusted.iter().filter(|_| writes)) {
             let Resolved { real, links } = Resolved::of(path);
             let is_in_it = real.starts_with(host) || (host.starts_with(&real) && real.is_dir());

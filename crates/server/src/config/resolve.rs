@@ -87,6 +87,12 @@ impl Effective {
         SETTINGS.iter().map(|setting| (setting, &self.0[setting.key]))
     }
 
+    /// Returns the settings that have another value in `other`.
+    pub(crate) fn changes(&self, other: &Self) -> Vec<&'static Setting> {
+        let differs = |setting: &&Setting| self.0[setting.key].value != other.0[setting.key].value;
+        SETTINGS.iter().filter(differs).collect()
+    }
+
     /// Returns the value of a setting. An `Option` is `Some` only if the setting has a value.
     pub(super) fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T, ConfigError> {
         let value = &self.0[key].value;
@@ -501,16 +507,36 @@ mod tests {
         let volumes = |text: &str| {
             let env = [("MSB_SHARED_VOLUME_PATH", text)];
             let config = load(Case { file: "", env: &env, flags: &[] })?;
-            let shown =
-                |v: &engine::op::SharedVolume| format!("{}>{}>{}", v.host.display(), v.inside.display(), v.read_only);
+            let shown = |v: &crate::config::VolumeConfig| {
+                let engine::op::SharedVolume { host, inside, read_only } = &v.volume;
+                assert_eq!(std::path::absolute(&v.written).unwrap(), *host);
+                format!("{}>{}>{read_only}", v.written, inside.display())
+            };
             Ok::<_, ConfigError>(config.dialects.microsandbox.volumes.iter().map(shown).collect::<Vec<_>>().join(" "))
         };
         assert_eq!(volumes("/a:/b").unwrap(), "/a>/b>false");
         assert_eq!(volumes("/a:/b, /c:/d:ro").unwrap(), "/a>/b>false /c>/d>true");
         assert_eq!(volumes(r#"["/a:/b:rw", "/c,d:/e"]"#).unwrap(), "/a>/b>false /c,d>/e>false");
-        for wrong in ["/a", "a:/b", "/a:/b:/c", "[1]"] {
+        // The original's own example.
+        assert_eq!(volumes("./data:/workspace").unwrap(), "./data>/workspace>false");
+        // Directories that no mount may have, either.
+        for wrong in ["/home/u:/x", "/:/x:ro", "/proc:/x:ro", "/dev:/x"] {
             assert!(volumes(wrong).is_err(), "{wrong}");
         }
+        for wrong in ["/a", ":/b", "/a:b", "/a:/b:/c", "[1]"] {
+            assert!(volumes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_relative_volume_of_the_file_starts_beside_the_file() {
+        let dir = testkit::scratch::Scratch::new();
+        let file = dir.write("sandpool.toml", "microsandbox.volumes = ['./data:/workspace:ro']");
+        let environment = Environment::of(&[("HOME", "/home/u")]);
+        let flags = vec![("config", file.display().to_string())];
+        let config = Config::load(&Sources { environment, flags, is_root: false }).unwrap();
+        let [volume] = &config.dialects.microsandbox.volumes[..] else { panic!("one volume") };
+        assert_eq!((&*volume.written, &volume.volume.host), ("./data", &dir.0.join("data")));
     }
 
     #[test]

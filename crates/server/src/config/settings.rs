@@ -67,6 +67,15 @@ impl Setting {
         Self { flag: Some((name, value)), env, ..self }
     }
 
+    /// Returns whether a reload applies another value of this setting to a running server.
+    pub(crate) fn is_reloaded(&self) -> bool {
+        const OTHERS: [&str; 2] = ["auth.none", "quota.call_memory_mb"];
+        let is_in = |table: &str| self.key.starts_with(table);
+        let policy = self.key.ends_with(".network") || self.key == "microsandbox.show_host_paths";
+        (policy || ["auth.", "quota.", "network.", "metrics.token"].into_iter().any(is_in))
+            && !OTHERS.contains(&self.key)
+    }
+
     const fn env(self, env: &'static [&'static str]) -> Self {
         Self { env, ..self }
     }
@@ -589,13 +598,13 @@ const GENERAL: [Setting; 103] = [
         "Time between two searches for what dead servers left behind",
     )
     .env(&["MSB_ORPHAN_CLEANUP_INTERVAL"]),
-    setting("microsandbox.start_timeout", Time(1.0, 3600.0), Is("180"), "Longest time that a sandbox may take to start")
+    setting("microsandbox.start_timeout", Time(1.0, 3600.0), Is("180"), "Longest time that a sandbox may take to start, and that a call waits until the server is ready")
         .env(&["MSB_SANDBOX_START_TIMEOUT"]),
     setting(
         "microsandbox.volumes",
         List,
         Is("[]"),
-        "Directories of this machine that all sessions share: `host:container`, or `host:container:ro` for read-only",
+        "Directories of this machine that all sessions share: `host:container`, or `host:container:ro` for read-only; a relative path starts in the working directory, or beside the configuration file if it is written there",
     )
     .env(&["MSB_SHARED_VOLUME_PATH"]),
     setting(

@@ -5,22 +5,23 @@
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use dialects::{
-    Answer, ArgError, Args, Block, Dialect, Fence, Hints, Lang, Links, Lowered, Options, RenderInput, Reply, ToolRow,
+    Answer, ArgError, Args, Block, Dialect, Fence, Hints, Lang, Links, Lowered, Options, ProtocolErrors, RenderInput,
+    Reply, ToolRow,
 };
 use engine::Hold;
 use engine::op::{Call, EngineError, EventSink, FoundContext, Op, Outcome, Realm, Stages};
-use mcp::{Caller, ExtraMembers, MAX_UNSOLICITED, Origin, Prepared, QueuedSignal, weight};
+use mcp::{
+    Caller, EncodedResult, ErrorStyle, ExtraMembers, MAX_UNSOLICITED, Origin, Prepared, QueuedSignal, Revision, weight,
+};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
     CreateTaskResult, CustomRequest, CustomResult, DiscoverResult, ErrorCode, GetTaskParams, GetTaskResult,
     Implementation, InitializeRequestParams, InitializeResult, ListResourceTemplatesResult, ListResourcesResult,
-    ListToolsResult, PaginatedRequestParams, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse,
-    Resource, ServerCapabilities, ServerConfig, ServerResult, TASKS_EXTENSION_ID, Task, Tool, ToolAnnotations,
-    UpdateTaskParams,
+    ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, Resource,
+    ServerCapabilities, ServerConfig, ServerResult, TASKS_EXTENSION_ID, Task, Tool, ToolAnnotations, UpdateTaskParams,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
@@ -54,8 +55,8 @@ pub struct Surface {
     options: Options,
     links: Links,
     tools: Vec<Tool>,
-    /// The encoded result of `tools/list`: first for revisions before 2026-07-28, then for later ones.
-    listed: [OnceLock<Bytes>; 2],
+    /// The encoded result of `tools/list`.
+    listed: EncodedResult,
     observer: Arc<Observer>,
 }
 
@@ -66,6 +67,12 @@ impl Surface {
         Self { dialect, lang, options, links, tools, listed: Default::default(), observer: Arc::default() }
     }
 
+    /// Returns how the errors of the protocol are worded.
+    pub fn error_style(&self) -> ErrorStyle {
+        let ProtocolErrors { invalid_request, method_not_found, null_data, .. } = self.dialect.errors;
+        ErrorStyle { invalid_request, method_not_found, null_data }
+    }
+
     pub(crate) fn watched_by(self, observer: Arc<Observer>) -> Self {
         Self { observer, ..self }
     }
@@ -74,18 +81,6 @@ impl Surface {
         ListToolsResult::with_all_items(self.tools.clone())
             .with_ttl_ms(LIST_TTL_MS)
             .with_cache_scope(CacheScope::Private)
-    }
-
-    /// Returns the list of tools as rmcp would encode it. The list is encoded once.
-    fn listed(&self, modern: bool) -> Bytes {
-        let listed = self.listed[usize::from(modern)].get_or_init(|| {
-            let mut result = ServerResult::ListToolsResult(self.list());
-            if !modern {
-                result.strip_result_type_for_legacy_peer();
-            }
-            serde_json::to_vec(&result).expect("plain data").into()
-        });
-        listed.clone()
     }
 }
 
@@ -155,7 +150,7 @@ impl McpServer {
             Ok(lowered) => lowered,
             Err(refused) => {
                 let reply = (dialect.refuse)(&input, &refused);
-                return end(CallResult::Reply(reply), Facts::default(), true, false);
+                return end(CallResult::Reply(reply), Facts::refused(&refused), true, false);
             }
         };
         let (events, reporter) = progress::start(context, dialect.waiting);
@@ -173,7 +168,7 @@ impl McpServer {
             Err(error) => {
                 observer.failed(&tenant, &error);
                 let reply = (row.render_error)(&input, &error);
-                end(CallResult::Reply(reply), Facts::default(), false, cancelled)
+                end(CallResult::Reply(reply), Facts::failed(&error), false, cancelled)
             }
         }
     }
@@ -279,12 +274,7 @@ impl ServerHandler for McpServer {
         context: McpContext,
     ) -> McpResult<InitializeResult> {
         let negotiated = async { self.negotiate_initialize(&request) };
-        let mut result = self.traced("initialize", &context, negotiated).await?;
-        // Calls can become tasks only in a revision that has no `initialize`, so the extension is not offered here.
-        if let Some(extensions) = &mut result.capabilities.extensions {
-            extensions.remove(TASKS_EXTENSION_ID);
-            result.capabilities.extensions.take_if(|extensions| extensions.is_empty());
-        }
+        let result = self.traced("initialize", &context, negotiated).await?;
         self.surface.observer.initialize(&origin(&context));
         request.protocol_version = result.protocol_version.clone();
         context.peer.set_peer_info(request);
@@ -300,9 +290,8 @@ impl ServerHandler for McpServer {
         self.traced("tools/list", &context, async { only_page(page) }).await?;
         self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
         let Some(result) = context.extensions.get::<Prepared>() else { return Ok(self.surface.list()) };
-        let version = context.protocol_version();
-        let modern = version.is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
-        result.set(self.surface.listed(modern));
+        let revision = context.extensions.get::<Revision>().copied().unwrap_or_default();
+        result.set(self.surface.listed.get(revision, || ServerResult::ListToolsResult(self.surface.list())));
         Ok(ListToolsResult::default())
     }
 
@@ -334,8 +323,9 @@ impl ServerHandler for McpServer {
         self.surface.observer.tool_called(&origin(&context), &request.name);
         let Some(row) = self.surface.dialect.find(&request.name) else {
             let dialect = self.surface.dialect;
-            let message = format!("Unknown tool: {}{}", shown(&request.name), dialect.tool_hint(&request.name));
-            let error = ErrorData::new(ErrorCode(dialect.unknown_tool_code), message, None);
+            let (code, message) = (dialect.errors.unknown_tool)(&shown(&request.name));
+            let message = message + &dialect.tool_hint(&request.name);
+            let error = ErrorData::new(ErrorCode(code), message, None);
             return self.traced("tools/call", &context, async { Err(error) }).await;
         };
         let mut queued = context.extensions.get::<QueuedSignal>().cloned();

@@ -2,10 +2,12 @@
 //! catalogue, as far as they need the whole program; those of the transport alone are in `tests/http`.
 //! Needs the runtimes of `sandpool setup` (`make test` prepares them).
 
+mod admin;
 mod availability;
 mod files;
 mod launcher;
 mod load;
+mod many_tenants;
 mod matrix;
 mod memory;
 mod neighbours;
@@ -14,5 +16,6 @@ mod noisy;
 mod observed;
 mod otel;
 mod quotas;
+mod reload;
 mod requests;
 mod support;

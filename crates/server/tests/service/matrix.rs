@@ -235,7 +235,7 @@ fn named(structured: &Value, member: &str) -> String {
 fn linked(answer: &Value) -> Vec<String> {
     let text = answer.to_string();
     let links: HashSet<String> = text
-        .split(['"', '\\'])
+        .split(['"', '\\', ' '])
         .filter(|part| part.starts_with("http://") && part.ends_with("/blue.txt"))
         .map(str::to_owned)
         .collect();

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::http::{Account, request};
 
@@ -39,6 +40,12 @@ fn metrics_have_a_token_of_their_own() {
     // It opens nothing else.
     let reader = Account { token: Some("readers-only-7d1f".into()), ..service.account("blue") };
     assert_eq!(reader.ask("GET", "/mcp", &[], b"").unwrap().status, 401);
+    // A reload replaces it.
+    std::fs::write(&file, "readers-only-9e42\n").unwrap();
+    service.signal(Signal::HUP);
+    eventually("the reload", || service.log().contains("settings changed: `metrics.token`"));
+    assert_eq!(read_metrics(service.address, Some("readers-only-7d1f")).0, 401);
+    assert_eq!(read_metrics(service.address, Some("readers-only-9e42")).0, 200);
     service.finish();
 }
 

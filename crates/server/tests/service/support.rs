@@ -75,6 +75,12 @@ pub fn report(row: &str, ended: &str) {
     writeln!(file, "{row}\t{ended}").unwrap();
 }
 
+/// Returns the seconds for which tenants make calls in `many_tenants`. `make load` sets more than the other runs of the tests.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+pub fn load_seconds() -> u64 {
+    std::env::var_os("SANDPOOL_LOAD_SECONDS").map_or(60, |seconds| seconds.to_str().unwrap().parse().unwrap())
+}
+
 /// Where `make neighbours` wants its page. It also says which binary to measure.
 #[allow(clippy::disallowed_methods, reason = "a test's own switch")]
 pub fn neighbours_report() -> Option<PathBuf> {
