@@ -3,6 +3,7 @@
 # check   check format, lints, licences and documentation  docs   write docs/settings.md and docs/environment.md
 # hostile run all hostile tests, write docs/hostile.md     bench  install the alternatives, measure, write docs/benchmarks
 # neighbours  measure how attacks of one tenant affect another, write docs/neighbours.md
+# load    call as twenty tenants for ten minutes while tenants are reloaded, tokens replaced and one tenant is throttled
 # browser install Chromium for the sandboxes               clean  remove the build
 # test-vm test the program on other kernels, with cgroup v2 and systemd, under emulation (docs/lab.md)
 # measure count lines, function lengths, repeated names; AGAINST=REV compares with a revision, LIST=1 lists what was counted
@@ -10,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run browser quick test test-vm hostile neighbours bench check docs measure clean needs
+.PHONY: build run browser quick test test-vm hostile neighbours load bench check docs measure clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -58,6 +59,10 @@ hostile:
 # Measures with the release build how the attacks of one tenant affect the calls of another. Writes docs/neighbours.md.
 neighbours: build
 	SANDPOOL_NEIGHBOURS='$(abspath docs/neighbours.md)' SANDPOOL_NEIGHBOURS_BINARY='$(SANDPOOL)' scripts/test neighbours
+
+# `make test` runs the same for one minute.
+load:
+	@scripts/test load
 
 # AGAINST=BINARY compares this build only with an older one, in alternating rounds. BENCH passes arguments, such as `--only warm`.
 bench: build
