@@ -116,6 +116,10 @@ fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchEr
                 }
             }
         }
+        // The other two take a snapshot before they type.
+        if let Some(shop) = &mut unsettled {
+            shop.snapshot()?;
+        }
     }
     for (name, shop) in CHARACTERS.into_iter().zip([ours, theirs]) {
         let Some(mut shop) = shop else { continue };

@@ -141,7 +141,8 @@ impl Stdio {
             let arrived = Instant::now();
             let message: Value =
                 serde_json::from_slice(line).map_err(|error| BenchError::Said(format!("not JSON: {error}")))?;
-            if let Some(id) = message["id"].as_u64() {
+            // A request of the server has an id, too.
+            if let (Some(id), None) = (message["id"].as_u64(), message.get("method")) {
                 return Ok((id, arrived, message));
             }
         }

@@ -17,6 +17,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def reserve(numbers: tuple[int, ...]) -> None:
+    """Keeps these descriptors open. `subprocess` refuses numbers in `pass_fds` that are not open in this process, too; the
+    threads of the tests open and close descriptors all the time, so that by chance one of them would not be."""
+    for number in numbers:
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDONLY)
+            if opened != number:
+                os.dup2(opened, number, inheritable=False)
+                os.close(opened)
+
+
+reserve((3, 4, 5))
+
+
 @dataclass
 class Outcome:
     """What one cell gave. `order` has streams and events as the guest would put them."""
