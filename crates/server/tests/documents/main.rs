@@ -540,7 +540,8 @@ fn every_metric_that_a_deployment_file_names_exists() {
     let page = read("crates/telemetry/src/snapshots/telemetry__metrics__tests__the_whole_page.snap");
     let exist: BTreeSet<&str> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    for path in ["deploy/prometheus/sandpool.rules.yml", "deploy/grafana/sandpool.json", "docs/operating.md"] {
+    let deployment = ["deploy/prometheus/sandpool.rules.yml", "deploy/grafana/sandpool.json"];
+    for path in deployment.into_iter().chain(["docs/operating.md", "docs/operating-reference.md"]) {
         let text = read(path);
         let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
         let metrics = words.filter(|word| word.starts_with("sandpool_") || word.starts_with("process_"));
