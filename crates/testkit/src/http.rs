@@ -257,12 +257,14 @@ impl Mcp {
         let own: Vec<(&str, &str)> = own.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let mut bearer = String::new();
         let headers = self.account.headers(&mut bearer, &own);
+        // The server closes a new connection on which nothing arrives for some seconds, so the body is made first.
+        let body = message.to_string();
         let wire = match self.wire.take() {
             Some(wire) => wire,
             None => Wire::open(self.account.address)?,
         };
         let wire = self.wire.insert(wire);
-        wire.send("POST", &self.path, &headers, message.to_string().as_bytes())?;
+        wire.send("POST", &self.path, &headers, body.as_bytes())?;
         Ok(wire)
     }
 
