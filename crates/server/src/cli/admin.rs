@@ -228,7 +228,7 @@ fn tenant(context: &CommandEnv, command: TenantCommand) -> Result<(), Failed> {
         (Err(AdminError::NoServer(_)), Some(path)) => (Some(path.clone()), false),
         (known, _) => (known?["file"].as_str().map(PathBuf::from), true),
     };
-    let none = "the server has no file of tenants; start it with `--tenants FILE`";
+    let none = "the server has no tenants file; start it with `--tenants FILE`";
     let path = path.ok_or_else(|| Failed(none.into()))?;
     let token = new_token()?;
     let digest = hex(&sha256(&token));
