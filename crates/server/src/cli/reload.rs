@@ -37,7 +37,7 @@ pub(crate) struct Reloader {
     /// The configuration with which the server started. It has the settings that only a restart can change.
     started: Config,
     auth: Arc<Auth>,
-    /// Those who may read the metrics, if they have a token of their own.
+    /// Identifies those who may read the metrics, if these have their own token.
     readers: Option<Arc<Auth>>,
     engine: Engine,
     observer: Arc<Observer>,
