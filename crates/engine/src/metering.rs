@@ -1,7 +1,7 @@
 //! Metering: the processor time, the memory and the traffic of each tenant's sandboxes.
 //!
 //! A sandbox is counted from the moment at which it belongs to a context or a conversation. Its counters are read
-//! periodically and once more when it ends, so that nothing but the use of the last moments can be missing.
+//! periodically and once more when it ends, so at most the usage since the last reading can be missing.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,15 +14,15 @@ use crate::op::Tenant;
 /// What a tenant used. A figure that nothing on this machine counts is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct TenantUsage {
-    /// Processor time in microseconds. The start of a sandbox counts, too.
+    /// Processor time in microseconds, including that of the start of sandboxes.
     pub cpu_usec: Option<u64>,
     /// Memory multiplied by the time for which it was occupied.
     pub memory_byte_seconds: Option<f64>,
-    /// Bytes to and from the outside.
+    /// Bytes to and from the network.
     pub network_bytes: u64,
 }
 
-/// The totals of all tenants since they were taken last.
+/// The usage of each tenant since the last [`Meter::take`].
 #[derive(Default)]
 pub(crate) struct Meter(Mutex<BTreeMap<Tenant, TenantUsage>>);
 
@@ -34,7 +34,7 @@ pub(crate) struct Counters {
     pub(crate) network_bytes: u64,
 }
 
-/// The part of a sandbox's use that was counted already; `None` while it belongs to nobody, and after its end.
+/// The usage of a sandbox that was already counted; `None` before it belongs to a tenant, and after its end.
 #[derive(Default)]
 pub(crate) struct SandboxMeter(Mutex<Option<Counted>>);
 
@@ -45,12 +45,13 @@ struct Counted {
 }
 
 impl SandboxMeter {
-    /// Begins to count for this tenant.
+    /// Begins to count the usage of the sandbox for this tenant.
     pub(crate) fn begin(&self, tenant: &Tenant) {
         let (at, counters) = (Instant::now(), Counters::default());
         lock(&self.0).get_or_insert_with(|| Counted { tenant: tenant.clone(), at, counters });
     }
 
+    /// Returns whether the usage of the sandbox is being counted.
     pub(crate) fn counts(&self) -> bool {
         lock(&self.0).is_some()
     }
@@ -90,6 +91,7 @@ impl Meter {
         counted.counters = Counters { cpu_usec: now.cpu_usec.or(before.cpu_usec), ..now };
     }
 
+    /// Returns the usage of each tenant since the last call.
     pub(crate) fn take(&self) -> BTreeMap<Tenant, TenantUsage> {
         std::mem::take(&mut lock(&self.0))
     }

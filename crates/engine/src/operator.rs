@@ -20,18 +20,18 @@ pub struct ContextView {
     pub info: ContextInfo,
     /// Number of runs that execute or wait for their turn.
     pub runs: usize,
-    /// Statistics of its sandbox; `None` if it has none at the moment, or if they are not known.
+    /// Statistics of its sandbox; `None` if it has no sandbox at the moment, or if they are not known.
     pub stats: Option<Stats>,
     pub has_sandbox: bool,
-    /// Bytes that its sandbox exchanged with the outside.
+    /// Bytes that its sandbox exchanged with the network.
     pub network_bytes: u64,
     /// Names of the policies that have to allow each of its connections; none if it has no network.
     pub policies: Vec<String>,
-    /// Time until it is stopped because nobody uses it; `None` while it is in use, and if it never is.
+    /// Time until the context is stopped because nobody uses it; `None` while it is in use, or if it is never stopped.
     pub expires_in: Option<Duration>,
 }
 
-/// Counts a call that does work until it is dropped.
+/// A call that does work. It is counted until this value is dropped.
 pub(crate) struct Working(Arc<AtomicUsize>);
 
 impl Drop for Working {

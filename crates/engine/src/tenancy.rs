@@ -23,7 +23,7 @@ use crate::sandbox_egress::EgressSpec;
 
 /// Maximum number of bytes that one tenant may be uploading into its sandboxes at the same time.
 pub(crate) const UPLOADS: usize = 64 << 20;
-/// Number of permits that no number of runs uses up.
+/// Number of permits that means no limit, because a tenant never has that many runs.
 const UNLIMITED: usize = 1 << 20;
 /// Maximum number of a tenant's sandboxes that may be ending without counting as contexts. A call that ends one more
 /// waits for its end.
@@ -35,7 +35,7 @@ const REFUSED: Duration = Duration::from_secs(10 * 60);
 /// One realm, with the memory that all tenants use in it together.
 pub(crate) struct RealmState {
     pub(crate) config: RealmConfig,
-    /// Network of new sandboxes. A reload replaces that of `config`.
+    /// Network of new sandboxes. It is taken from `config` at first, and a reload replaces it.
     network: Mutex<RealmNetwork>,
     memory: AtomicU64,
 }
@@ -70,8 +70,8 @@ pub(crate) struct TenantState {
 /// The quota of a tenant and what follows from it. A reload changes them.
 struct TenantRules {
     quota: Quota,
-    /// Cgroup around new sandboxes. Another quota of memory needs another cgroup, because the sandboxes in this one
-    /// rely on its limit.
+    /// Cgroup around new sandboxes. If the memory quota changes, new sandboxes get another cgroup, because those that
+    /// exist were created under the old limit.
     group: Group,
     /// One permit for each run that may execute at the same time, if the quota limits them.
     runs: Option<Arc<Semaphore>>,
@@ -397,7 +397,7 @@ fn ids(mut contexts: Vec<&Arc<Context>>) -> Vec<String> {
     contexts.iter().map(|c| c.id.clone()).collect()
 }
 
-/// The reason why no other context fits now.
+/// The reason why there is no room for another context.
 pub(crate) enum Full {
     /// This idle context was removed to make room. The room becomes available once its sandbox is gone.
     Evict(Removed),

@@ -45,7 +45,7 @@ trait Store: Send + Sync + 'static {
     fn open(&self, key: &str, path: &str) -> impl Future<Output = Result<Self::File, EngineError>> + Send;
 }
 
-/// A file that was found. Reading it fails as soon as it is no longer the same file.
+/// A file that the store found. Reading fails as soon as the path no longer leads to the same file.
 trait StoredFile: Send + Sync + 'static {
     fn stat(&self) -> Stat;
 
@@ -108,8 +108,8 @@ impl Default for Settings {
     }
 }
 
-/// Returns the router of the files and uploads. It has to be merged into another router, not nested, because addresses are read
-/// from the path as it was sent.
+/// Returns the router of the files and uploads. It has to be merged into another router, not nested, because it reads
+/// addresses from the path as it was sent.
 pub fn router(engine: Engine, settings: Settings) -> Router {
     routes(EngineFiles(engine.clone()), settings.clone()).merge(upload::router(engine, settings))
 }

@@ -31,7 +31,7 @@ struct Running {
     owners: HashMap<String, usize>,
 }
 
-/// The right to one download, which ends when this is dropped.
+/// The right to one download. It ends when this value is dropped.
 pub(crate) struct Permit {
     key: String,
     owner: String,

@@ -1,4 +1,4 @@
-//! Takes files by links for uploads: `GET /upload/<id>` shows a form, `PUT` and the form's `POST` send the file.
+//! Receives files by links for uploads: `GET /upload/<id>` shows a form, `PUT` and the form's `POST` send the file.
 //!
 //! The id is the permission, so no token is needed. The file goes to the guest as it arrives. Looking at the form does
 //! not use the link, because programs that preview links do so too.
@@ -60,7 +60,7 @@ struct Uploads {
     permits: Permits,
 }
 
-/// The reason why a request gets neither a form nor a file stored.
+/// The reason why the server refuses a request to an upload link, or could not store the file.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UploadFailure {
     #[error("send the file with PUT, or with the form")]

@@ -1,7 +1,8 @@
-//! What each revision of the protocol has. [`Part::since`] is the table; everything that is sent is fitted to it here.
+//! Adapts everything that the server sends to the revision of the protocol that the client uses. [`Part::since`] is the
+//! table of what each revision has.
 //!
 //! The clients of a revision check what they receive against its schema. A content block of an unknown type makes them
-//! refuse a whole answer, so a block that a revision lacks is sent in a form that it has.
+//! refuse a whole answer, so a block that a revision does not have is sent in a form that it has.
 
 use std::sync::OnceLock;
 
@@ -114,7 +115,7 @@ impl Revision {
         }
     }
 
-    /// Fits a result to this revision. The result of `initialize` is fitted to the revision that it names.
+    /// Adapts a result to this revision. The result of `initialize` is adapted to the revision that it names.
     pub(crate) fn fit(self, result: &mut ServerResult) {
         if !self.has(Part::ResultType) {
             result.strip_result_type_for_legacy_peer();
@@ -155,7 +156,7 @@ impl Revision {
         }
     }
 
-    /// Fits a message that is not the result of a request. Returns `false` if this revision has no such message.
+    /// Adapts a message that is not the result of a request. Returns `false` if this revision has no such message.
     #[must_use]
     pub(crate) fn fit_message(self, message: &mut TxJsonRpcMessage<RoleServer>) -> bool {
         let JsonRpcMessage::Notification(message) = message else { return true };

@@ -22,7 +22,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Upper bounds of the buckets in seconds. They range from the time of a listing to that of the longest command.
 const BUCKETS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
 
-/// Label of the tenants for which there was no room among the labels.
+/// Label of all tenants beyond the maximum number of tenants that have their own label.
 const OTHERS: &str = "(others)";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(crate) enum SampleValue {
 /// Values at the moment at which the page is requested.
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
-    /// Seconds since 1970.
+    /// Time at which the server started, in seconds since 1970.
     pub started: u64,
     pub contexts: usize,
     pub ready: Ready,

@@ -47,7 +47,7 @@ pub struct Observer {
     link_owner: Option<Box<OwnerOf>>,
     denials: Mutex<DenialLog>,
     calls: CallMeter,
-    /// The throttled tenants.
+    /// Refused requests of each throttled tenant.
     throttled: Mutex<BTreeMap<String, DenialLog>>,
     otel: Option<Otel>,
 }
@@ -85,7 +85,7 @@ impl Observer {
         self
     }
 
-    /// Exports traces of the requests, too.
+    /// Also exports traces of the requests, if `otel` is set.
     pub fn with_otel(mut self, otel: Option<Otel>) -> Self {
         self.otel = otel;
         self
@@ -137,7 +137,7 @@ impl Observer {
         ObservedCall { dialect, in_progress: self.metrics.begin(dialect, tool, request.tenant), span }
     }
 
-    /// Begins the span of a request, if traces are exported. It has nothing of the request's arguments.
+    /// Begins the span of a request, if traces are exported. The span contains nothing of the request's arguments.
     pub fn request(&self, method: &'static str, request: &RequestFacts<'_>) -> Option<RequestSpan> {
         let RequestFacts { tenant, dialect, origin, parent, revision } = request;
         let mut span = self.otel.as_ref()?.request(method, *parent)?;
@@ -227,7 +227,8 @@ impl Observer {
         });
     }
 
-    /// Records what each tenant used since the last time: the calls that were observed, and the use of its sandboxes.
+    /// Records what each tenant used since the last call: its own calls, which were observed, and `of_sandboxes`, the
+    /// usage of its sandboxes.
     pub fn record_usage(&self, of_sandboxes: BTreeMap<Tenant, TenantUsage>) {
         let Some(journal) = &self.journal else { return };
         for entry in usage::entries(self.calls.take(), of_sandboxes) {
@@ -283,7 +284,7 @@ const DENIALS_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum time between two lines about the same throttled tenant.
 const THROTTLED_PAUSE: Duration = Duration::from_secs(10);
 
-/// Maximum number of throttled tenants that are told apart.
+/// Maximum number of throttled tenants whose refusals are counted separately.
 const MOST_THROTTLED: usize = 1000;
 
 #[derive(Default)]

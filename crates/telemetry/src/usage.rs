@@ -1,4 +1,5 @@
-//! The use of the server by tenant and day: what is written into the journal each minute, and what it adds up to.
+//! Usage by tenant and day: creates the `usage` entries that the server writes into the journal each minute, and adds
+//! them up.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +13,7 @@ use crate::journal::JournalEntry;
 
 const EVENT: &str = "usage";
 
-/// Calls of a tenant, and the bytes of their arguments and answers and of files moved by links.
+/// The number of a tenant's calls, and the bytes of their arguments and answers and of files moved by links.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CallUsage {
     pub(crate) calls: u64,
@@ -20,7 +21,7 @@ pub(crate) struct CallUsage {
     pub(crate) bytes_out: u64,
 }
 
-/// The calls of each tenant since they were taken last.
+/// The calls of each tenant since the last [`CallMeter::take`].
 #[derive(Default)]
 pub(crate) struct CallMeter(Mutex<BTreeMap<String, CallUsage>>);
 
@@ -65,7 +66,7 @@ pub(crate) fn entries(
 
 const MB: f64 = (1 << 20) as f64;
 
-/// The use of one tenant on one day. A figure that the server could not measure is absent.
+/// The usage of one tenant on one day. A figure that the server could not measure is absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct DailyUsage {
     /// Day in UTC, such as `2026-11-16`.
@@ -82,11 +83,11 @@ pub struct DailyUsage {
     pub network_bytes: Option<u64>,
 }
 
-/// The entries that count.
+/// Selects the entries that [`by_day`] adds up.
 #[derive(Debug, Default)]
 pub struct UsageFilter {
     pub tenant: Option<String>,
-    /// First and last day in UTC.
+    /// First day in UTC. `until` is the last one.
     pub since: Option<String>,
     pub until: Option<String>,
 }

@@ -31,7 +31,7 @@ pub(crate) enum AdminError {
     Refused(String),
 }
 
-/// Sends the command and returns the server's answer. `progress` gets each line that comes before it.
+/// Sends the command and returns the result. `progress` is called with each line that the server sends before it.
 pub(crate) fn call(state_dir: &Path, command: AdminCommand, progress: impl Fn(&str)) -> Result<Value, AdminError> {
     let mut stream = connect(state_dir)?;
     stream.set_read_timeout(Some(PATIENCE))?;

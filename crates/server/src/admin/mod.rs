@@ -16,7 +16,7 @@ pub(crate) use self::socket::{AdminServer, AdminSocket};
 
 /// Version of the protocol. A server refuses commands of another version.
 const VERSION: u32 = 1;
-/// Directory in the state directory that contains the socket. Nobody else may enter it.
+/// Directory in the state directory that contains the socket. Only root and the user of the server may enter it.
 const DIRECTORY: &str = "admin";
 const SOCKET: &str = "socket";
 
@@ -51,7 +51,7 @@ pub(crate) enum AdminCommand {
     Reload,
     /// Lists the tenants and says where their file is.
     Tenants,
-    /// Writes what was used since the last time into the journal.
+    /// Writes what each tenant used since the last `usage` entries into the journal.
     WriteUsage,
 }
 

@@ -1,5 +1,5 @@
-//! The server's end of the socket: it accepts only root and its own user, bounds what they send, and carries out their
-//! commands.
+//! The server's end of the socket. It accepts only root and its own user, limits the length of their requests, and
+//! carries out their commands.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
@@ -180,7 +180,7 @@ impl AdminServer {
         Ok(shown(view))
     }
 
-    /// Refuses new work, and reports what is left of the old until it has ended.
+    /// Refuses new work, and reports to the client how much work is still in progress until it has ended.
     async fn drain(&self, client: &mut OwnedWriteHalf) -> io::Result<()> {
         self.engine.set_draining(true);
         tracing::info!("draining: the server accepts no new work");
@@ -257,8 +257,8 @@ fn is_meant(view: &ContextView, id: Option<&str>, [tenant, dialect]: [&Option<St
         && dialect.as_ref().is_none_or(|dialect| view.realm.0 == dialect)
 }
 
-/// Returns a context as clients see it. Figures that are not known, and limits that nothing holds, are absent. The key of
-/// its files is left out, because it is the permission to read them.
+/// Returns a context as `sandpool admin` shows it. Figures that are not known, and limits that nothing enforces, are
+/// absent. The key of its files is left out, because it is the permission to read them.
 fn shown(view: &ContextView) -> Value {
     let info = &view.info;
     let state = match (view.runs, view.has_sandbox) {

@@ -1,5 +1,5 @@
 //! Changes the tenants file as text, so that its comments and its layout stay as they are. The result is parsed before
-//! it replaces the file: if anything but the meant entry is different, nothing is written.
+//! it replaces the file: if it differs in more than the intended entry, nothing is written.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ pub(crate) enum TenantsFileError {
     Content { path: PathBuf, why: String },
 }
 
-/// A change of the file.
+/// A change to the tenants file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change<'a> {
     Add {
@@ -41,7 +41,8 @@ pub(crate) enum Change<'a> {
     },
 }
 
-/// Applies a change to the file, which is replaced at once and keeps its owner and mode. The first tenant creates it.
+/// Applies a change and replaces the file atomically. The new file has the owner and mode of the old one. Adding a tenant
+/// creates the file if there is none.
 pub(crate) fn edit(path: &Path, change: Change<'_>) -> Result<(), TenantsFileError> {
     let failed = |source| TenantsFileError::Io { path: path.into(), source };
     if let Change::Add { .. } = change {
@@ -173,8 +174,8 @@ fn set_digests(text: &mut String, entry: &TenantText, digests: Vec<String>) {
     }
 }
 
-/// Returns the part of the text that belongs to each tenant: from its header, with the comments directly above, to the
-/// next one.
+/// Returns the part of the text that belongs to each tenant: from its header, including the comments directly above it,
+/// to the beginning of the next part.
 fn blocks(text: &str, tenants: usize) -> Result<Vec<Range<usize>>, String> {
     let (mut starts, mut comments, mut at) = (Vec::new(), None, 0);
     for line in text.split_inclusive('\n') {
@@ -192,7 +193,7 @@ fn blocks(text: &str, tenants: usize) -> Result<Vec<Range<usize>>, String> {
     Ok(starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect())
 }
 
-/// Checks that the new text differs from the old one in the meant entry only.
+/// Checks that the new text differs from the old one only in the intended entry.
 fn check(old: &str, new: &str, change: Change<'_>) -> Result<(), String> {
     let (Change::Add { name, .. } | Change::Rotate { name, .. } | Change::DropOld { name } | Change::Remove { name }) =
         change;

@@ -1,4 +1,4 @@
-//! `sandpool admin`: the operator's commands to the server that uses the state directory.
+//! `sandpool admin` sends the operator's commands to the server that uses the state directory.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,9 +14,10 @@ use crate::digest::sha256;
 use telemetry::journal;
 use telemetry::usage::{self, DailyUsage, UsageFilter};
 
-/// Look into the running server and give it orders: contexts, tenants, use, drain
+/// Show and manage a running server: contexts, tenants and tokens, usage, drain, reload
 ///
-/// The commands go to the `sandpool serve` that uses the state directory. Only root and the user of that server may give them.
+/// The commands go to the `sandpool serve` that uses the same state directory (`--state-dir`). Only root and the user of that server may
+/// use them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,7 +28,7 @@ pub(crate) struct Args {
 enum AdminOrder {
     /// List the contexts of all tenants
     Ps(Select),
-    /// Describe a context
+    /// Describe one context: its state, limits, memory, processes, network and mounts
     Inspect {
         /// Id of the context
         id: String,
@@ -46,11 +47,14 @@ enum AdminOrder {
         dialect: Option<String>,
     },
     Drain(Drain),
-    /// Load tenants, tokens, policies and certificates again, like SIGHUP, and print what changed
+    /// Load tenants, tokens, quotas, network policies and certificates again, and print what changed
+    ///
+    /// SIGHUP does the same. If anything in the new configuration is not valid, nothing changes.
     Reload,
     /// Add, remove and list tenants, and replace their tokens
     ///
-    /// Without a running server, the file that `auth.tenants` names is changed; `add` creates it.
+    /// Without a running server, `add`, `rotate` and `remove` change the file that `auth.tenants` names, and `add` creates it. `list` needs a
+    /// running server.
     Tenant {
         #[command(subcommand)]
         command: TenantCommand,
@@ -71,13 +75,13 @@ struct Select {
     json: bool,
 }
 
-/// Accept no new work, and wait until the work in progress has ended
+/// Refuse new work, and wait until the work in progress has ended
 ///
-/// Calls that begin something are refused, and `/readyz` answers 503. Calls that only read, wait for or end something still work, and
-/// contexts stay. The server stays drained until `--undo`, or ends with `--exit`. Interrupting this command changes nothing about that.
+/// The server refuses calls that begin something, and `/readyz` answers 503. Calls that only read, wait for or end something still work,
+/// and contexts stay. The server stays drained until `--undo` or a restart, also if you interrupt this command.
 #[derive(Debug, clap::Args)]
 struct Drain {
-    /// End the server afterwards
+    /// End the server when the work in progress has ended
     #[arg(long, conflicts_with = "undo")]
     exit: bool,
     /// Accept work again
@@ -88,19 +92,26 @@ struct Drain {
 #[derive(Debug, clap::Subcommand)]
 enum TenantCommand {
     /// Add a tenant and print its token
-    Add { name: String },
-    /// Give a tenant another token and print it; the old one stops working at once
-    Rotate {
+    Add {
+        /// Name of the tenant: 1 to 64 of the characters `a-z`, `0-9`, `-`, `_`, `.`
         name: String,
-        /// Let the old token work until the next change
+    },
+    /// Give a tenant a new token and print it; the old one stops working at once
+    Rotate {
+        /// Name of the tenant
+        name: String,
+        /// Keep the old token valid as well, until `--drop-old` or the next `rotate`
         #[arg(long)]
         keep_old: bool,
-        /// Make no token, but end the old ones that `--keep-old` kept
+        /// End the tokens that `--keep-old` kept, and make no new one
         #[arg(long, conflicts_with = "keep_old")]
         drop_old: bool,
     },
     /// Remove a tenant: its tokens stop working at once, and its contexts end
-    Remove { name: String },
+    Remove {
+        /// Name of the tenant
+        name: String,
+    },
     /// List the tenants that the server knows by name
     List {
         /// Print JSON
@@ -111,19 +122,20 @@ enum TenantCommand {
 
 /// Show what each tenant used on each day (UTC): calls, processor time, memory, bytes
 ///
-/// The figures come from the journal, so they outlive the server and go back for `journal.days`. A figure that this machine does not
-/// count is left out.
+/// The figures come from the journal, so they go back for `journal.days`, and the command also works without a running server. A figure
+/// that this machine cannot measure is left out.
 #[derive(Debug, clap::Args)]
 struct UsageArgs {
     /// First day, such as 2026-11-01
     #[arg(long, value_name = "DAY", value_parser = day)]
     since: Option<String>,
-    /// Last day
+    /// Last day, which is included
     #[arg(long, value_name = "DAY", value_parser = day)]
     until: Option<String>,
     /// Only this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
+    /// Format of the output
     #[arg(long, value_enum, default_value_t = UsageFormat::Table)]
     format: UsageFormat,
 }
@@ -228,7 +240,7 @@ fn tenant(context: &CommandEnv, command: TenantCommand) -> Result<(), Failed> {
         (Err(AdminError::NoServer(_)), Some(path)) => (Some(path.clone()), false),
         (known, _) => (known?["file"].as_str().map(PathBuf::from), true),
     };
-    let none = "the server has no file of tenants; start it with `--tenants FILE`";
+    let none = "the server has no tenants file; start it with `--tenants FILE`";
     let path = path.ok_or_else(|| Failed(none.into()))?;
     let token = new_token()?;
     let digest = hex(&sha256(&token));
@@ -277,7 +289,7 @@ fn new_token() -> Result<String, Failed> {
 }
 
 fn show_usage(state_dir: &Path, args: UsageArgs) -> Result<(), Failed> {
-    // A server that runs writes down what it has not written yet. Without one the journal is complete.
+    // A running server first writes the usage that is not in the journal yet. Without one the journal is complete.
     match call(state_dir, AdminCommand::WriteUsage, |_| ()) {
         Ok(_) | Err(AdminError::NoServer(_)) => {}
         Err(error) => return Err(error.into()),
@@ -295,7 +307,7 @@ fn show_usage(state_dir: &Path, args: UsageArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns a header and one row for each day and tenant. Names of tenants contain nothing that CSV would have to quote.
+/// Returns a header and one row for each day and tenant. Tenant names contain no character that CSV has to quote.
 fn rows_of(days: &[DailyUsage], absent: &str) -> Vec<Vec<String>> {
     const COLUMNS: [&str; 8] =
         ["day", "tenant", "calls", "cpu_seconds", "memory_gb_hours", "bytes_in", "bytes_out", "network_bytes"];

@@ -12,7 +12,7 @@ use telemetry::logging::escaped;
 
 use super::{CommandEnv, CommandResult, Failed, output};
 
-/// Read the journal of calls (tenant, tool, time, outcome), or check that nobody changed it
+/// Show the audit journal (who called which tool, when, with which outcome), or check that nobody changed it
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -28,9 +28,9 @@ enum Command {
 /// Check that every line is as it was written, and that none is missing
 ///
 /// Each line has a code that is computed from the line, the code of the line before it, and a key beside the journal's directory. The
-/// check finds lines that were changed, removed, inserted or moved, a beginning that is missing without having expired, and an end
-/// that was cut off. It prints the code of the last line, the head: keep it elsewhere and pass it as `--head` later. That also finds a
-/// journal that somebody with the key put back to an earlier state.
+/// check finds lines that were changed, removed, inserted or moved, a beginning that is missing although it has not expired, and an end
+/// that was cut off. It prints the code of the last line, which is the head of the journal. Store the head on another machine and pass it
+/// as `--head` later: the check then also notices if somebody replaced the journal with an earlier state of it.
 #[derive(Debug, clap::Args)]
 struct Verify {
     /// Directory of the journal [default: `journal` in the state directory]
@@ -39,8 +39,8 @@ struct Verify {
     /// Key of the journal [default: the file beside its directory with the same name and `.key`]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Head that an earlier check printed; the journal has to contain it
-    #[arg(long, value_name = "HASH", value_parser = hash)]
+    /// Head that you stored, from an earlier check or from the log; the journal has to contain it
+    #[arg(long, value_name = "CODE", value_parser = hash)]
     head: Option<String>,
 }
 
@@ -53,7 +53,7 @@ struct Show {
     /// Print only entries of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Number of entries
+    /// Number of entries to print
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     last: u32,
 }

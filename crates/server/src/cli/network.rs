@@ -16,8 +16,7 @@ pub(crate) fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
     Ok(reload(config, None)?.0)
 }
 
-/// Returns the egress with the secrets, host names and certificates as they are now, and what of them is different
-/// from `before`.
+/// Returns the egress with the current secrets, host names and certificates, and names those that differ from `before`.
 pub(crate) fn reload(config: &Config, before: Option<&Egress>) -> Result<(Option<Egress>, Vec<&'static str>), Failed> {
     let network = &config.network;
     if network.dialects.is_empty() {

@@ -5,7 +5,7 @@ use telemetry::otel::Post;
 use super::{CommandEnv, Failed};
 use crate::outgoing;
 
-/// Maximum length of an answer that is read. It is read so that the connection can be used again.
+/// Maximum number of bytes of an answer that are read. The answer is read so that the connection can be used again.
 const MOST_BYTES: u64 = 64 << 10;
 
 /// Starts the export, if there is one.
@@ -25,7 +25,7 @@ fn send(agent: &ureq::Agent, post: &Post<'_>) -> Result<u16, String> {
     Ok(answer.status().as_u16())
 }
 
-/// Sends what waits, for a short time at most.
+/// Sends the records that still wait, but only for a short time.
 pub(super) fn finish(context: &CommandEnv) {
     if let Some(otel) = &context.otel {
         otel.finish();

@@ -1,5 +1,5 @@
-//! Loads tenants, tokens, policies and certificates again while the server runs, on SIGHUP or when the tenants file has
-//! changed. A configuration that is not valid changes nothing.
+//! Loads tenants, tokens, quotas, policies and certificates again while the server runs: on SIGHUP, on the operator's
+//! command, and when the tenants file has changed. A configuration that is not valid changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,27 +23,28 @@ use crate::config::{Config, Sources};
 use telemetry::journal::JournalEntry;
 use telemetry::observe::Observer;
 
-/// Interval at which the tenants file is looked at. A change is loaded when the file has stayed the same for this time.
+/// Interval at which the server checks whether the tenants file has changed. It loads a changed file when the file has
+/// stayed the same for this time.
 const LOOK: Duration = Duration::from_secs(1);
 /// Maximum time for reading all files. A file may be on a file system that hangs, or be a pipe that nobody writes to.
 const READING: Duration = Duration::from_secs(20);
 const METRICS_TOKEN: &str = "metrics.token";
-/// Maximum number of names in a sentence.
+/// Maximum number of names that a message lists.
 const NAMES: usize = 20;
 
 pub(crate) struct Reloader {
     sources: Arc<Sources>,
-    /// The configuration at the start, with the settings that only a restart changes.
+    /// The configuration with which the server started. It has the settings that only a restart can change.
     started: Config,
     auth: Arc<Auth>,
-    /// Those who may read the metrics, if they have a token of their own.
+    /// Identifies those who may read the metrics, if these have their own token.
     readers: Option<Arc<Auth>>,
     engine: Engine,
     observer: Arc<Observer>,
     applied: Mutex<Applied>,
 }
 
-/// What is in force.
+/// The configuration that is in force, and the version of the tenants file that was loaded last.
 struct Applied {
     config: Config,
     egress: Option<Egress>,
@@ -102,7 +103,7 @@ pub(crate) fn quotas(tenants: Vec<(Tenant, Quotas)>) -> BTreeMap<Tenant, Quota> 
 #[derive(Debug, Default)]
 pub(crate) struct Reloaded {
     tenants: TenantChanges,
-    /// Number of contexts of the removed tenants, which were ended.
+    /// Number of contexts that ended because their tenants were removed.
     ended: usize,
     /// Settings whose new values are in force.
     settings: Vec<&'static str>,
@@ -155,7 +156,8 @@ impl Reloader {
     }
 
     /// Reads the configuration and all files that it names again, and applies what can change while the server runs.
-    /// `cause` says in the log why. The error says what is wrong; then nothing changes.
+    /// `cause` is the reason that the log and the journal show. If this fails, nothing changes, and the error says what
+    /// is wrong.
     pub(crate) async fn reload(&self, cause: &str) -> Result<Reloaded, String> {
         let mut applied = self.applied.lock().await;
         let result = self.apply(&mut applied).await.map_err(|Failed(why)| why);
@@ -223,6 +225,7 @@ impl Reloader {
         }
     }
 
+    /// Returns the absolute path of the tenants file, if there is one.
     pub(crate) async fn tenants_file(&self) -> Option<PathBuf> {
         let path = self.applied.lock().await.config.auth.tenants.clone()?;
         std::path::absolute(path).ok()

@@ -83,7 +83,7 @@ pub(crate) fn main(args: Args, context: CommandEnv) -> CommandResult {
     block_on(run(job, save, context, native))
 }
 
-/// Returns the directory of this machine that is the workspace of the code, if it is one.
+/// Returns the directory of this machine that is the workspace of the code, if there is one.
 fn workspace(config: &Config) -> Option<&Path> {
     let is_local = |tenant: &String| tenant == ALL_TENANTS || *tenant == Tenant::local().0;
     let is_used = |mount: &&MountConfig| {

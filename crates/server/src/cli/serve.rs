@@ -1,4 +1,4 @@
-//! `sandpool serve`: serves MCP over HTTP with every dialect for any number of tenants.
+//! `sandpool serve` serves MCP over HTTP, with every dialect and for any number of tenants.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -57,7 +57,7 @@ pub(crate) fn main(_: Args, context: CommandEnv) -> CommandResult {
     block_on(serve(context, Arc::new(auth), readers.map(Arc::new), native))
 }
 
-/// Serves until it is told to stop. `readers` are those who may read the metrics, if they have a token of their own.
+/// Serves until it is told to stop. `readers` identifies those who may read the metrics, if these have their own token.
 async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>, native: Native) -> CommandResult {
     let (signals, reloads) = Signals::listen_for_reloads()?;
     let config = &context.config;
@@ -179,8 +179,8 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     prepared.map(|()| ExitCode::SUCCESS)
 }
 
-/// Refuses mounts that say nothing about tenants where there are several, and those for tenants that do not exist: no
-/// tenant gets a directory that the configuration does not name for it.
+/// Refuses mounts that name no tenant on a server with several tenants, and mounts for tenants that do not exist. A tenant
+/// gets only directories that the configuration names for it.
 pub(crate) fn check_mounts(config: &Config, needs_token: bool, known: &[(Tenant, Quotas)]) -> Result<(), Failed> {
     let config::Auth { tenants, jwks, none, .. } = &config.auth;
     let everybody = *none && !needs_token;
@@ -455,7 +455,7 @@ impl Server {
         Router::new().route("/metrics", get(answer))
     }
 
-    /// Serves the metrics on a listener of their own, and nothing else but the health.
+    /// Serves the metrics and the health checks on a separate listener, and nothing else.
     async fn serve_metrics(
         self,
         listener: TcpListener,
@@ -476,7 +476,7 @@ impl Server {
         transport::serve(listener, app, stop.clone(), stop).await;
     }
 
-    /// Hands the metrics over to the export, if there is one, at the interval that it wants, and at the end.
+    /// Hands the metrics over to the export, if there is one, at the interval of its settings and once at the end.
     async fn export_metrics(self, stop: CancellationToken) {
         let Some((otel, every)) = self.otel.as_ref().and_then(|otel| Some((otel, otel.metric_interval()?))) else {
             return;

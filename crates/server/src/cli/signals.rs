@@ -11,7 +11,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Listens for signals of which each ends the program.
+    /// Listens for signals, each of which ends the program.
     pub(crate) fn listen() -> std::io::Result<Self> {
         Self::listen_with(None)
     }

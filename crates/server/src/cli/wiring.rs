@@ -164,8 +164,7 @@ pub(crate) enum TransportKind {
     Http,
 }
 
-/// Converts the settings to the configuration of the engine: the rules of the dialects with the numbers of the
-/// operator.
+/// Converts the settings to the configuration of the engine: the rules of the dialects, with the operator's values.
 pub(crate) fn engine_config(
     config: &Config,
     transport: TransportKind,

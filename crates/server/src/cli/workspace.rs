@@ -20,7 +20,7 @@ enum WorkspaceCommand {
     List(List),
     /// Print one workspace as JSON
     Show(Selection),
-    /// Delete one workspace with its files; fails while a server has it open
+    /// Delete one workspace with its files; this fails while a server has it open
     Remove(Selection),
 }
 

@@ -64,7 +64,7 @@ pub struct JournalEntry {
     pub context: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// Browser action, and the site that was opened.
+    /// For a browser tool, the action and the site that was opened; in an `admin` entry, the operator's command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub did: Option<String>,
     /// Arguments by name, with the size of each; see [`sizes`].
@@ -122,7 +122,7 @@ impl JournalEntry {
         Self { event, ..Self::default() }
     }
 
-    /// Returns the entry of a notice of the engine.
+    /// Returns the entry for a notice of the engine.
     pub fn notice(notice: &Notice) -> Self {
         let event = match notice.what {
             NoticeKind::Created => "context_created",

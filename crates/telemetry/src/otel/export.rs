@@ -1,4 +1,4 @@
-//! The thread that sends. It tries again if the collector is busy, drops what cannot be delivered, and says so once.
+//! The thread that sends. It tries again if the collector is busy, drops what cannot be delivered, and logs that once.
 
 use std::io;
 use std::sync::mpsc::sync_channel;
@@ -31,7 +31,7 @@ impl Otel {
         std::thread::Builder::new().name("otel".into()).spawn(move || sender.run()).map(drop)
     }
 
-    /// Sends what waits, for a short time at most. Later records are dropped.
+    /// Sends the records that still wait, but only for a short time. Later records are dropped.
     pub fn finish(&self) {
         let (done, wait) = sync_channel(1);
         self.0.queue.close(done);

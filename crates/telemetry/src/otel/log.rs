@@ -40,7 +40,7 @@ impl LogTrace {
         Self(span.map(RequestSpan::span_context))
     }
 
-    /// Does a piece of the work.
+    /// Runs `work`. Log lines that it writes belong to the trace of the request.
     pub fn work<T>(self, work: impl FnOnce() -> T) -> T {
         let Some(context) = self.0 else { return work() };
         let _entered = Entered(CURRENT.replace(Some(context)));
@@ -48,7 +48,7 @@ impl LogTrace {
     }
 }
 
-/// Restores the request that the thread worked on before.
+/// When it is dropped, restores the request that the thread worked on before.
 struct Entered(Option<SpanContext>);
 
 impl Drop for Entered {

@@ -8,7 +8,7 @@ use super::span::{AttributeValue, FinishedSpan};
 use super::wire::{Message, Node};
 use crate::metrics::{Family, FamilyKind, Sample, SampleValue};
 
-/// The flag of a sampled span, and those that say whether the parent is in another process.
+/// The flag of a sampled span. The next two flags say whether the parent is in another process.
 const SAMPLED: u32 = 1;
 const HAS_IS_REMOTE: u32 = 0x100;
 const IS_REMOTE: u32 = 0x200;
@@ -20,14 +20,14 @@ const SERVER: u8 = 2;
 /// The status of a span that failed.
 const ERROR: u8 = 2;
 
-/// Counters that count from the start of the server.
+/// The aggregation temporality of counters that count from the start of the server.
 const CUMULATIVE: u8 = 2;
 
 /// Encodes messages for one collector.
 pub(super) struct Encoder {
     resource: Message,
     json: bool,
-    /// When the counters began to count.
+    /// Time at which the counters began to count.
     started: SystemTime,
 }
 

@@ -36,11 +36,11 @@ const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.41.0";
 /// The settings of the export.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtelConfig {
-    /// Addresses for each signal; a signal without one is not exported.
+    /// Address for traces. Each signal has its own address; a signal without one is not exported.
     pub traces: Option<String>,
     pub metrics: Option<String>,
     pub logs: Option<String>,
-    /// Whether messages are encoded as JSON, and not as protobuf.
+    /// Whether messages are encoded as JSON instead of protobuf.
     pub json: bool,
     pub headers: RequestHeaders,
     /// Maximum time of one request.
@@ -55,7 +55,7 @@ pub struct OtelConfig {
     pub metric_interval: Duration,
 }
 
-/// A kind of records.
+/// A kind of telemetry: traces, metrics or logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
     Traces,

@@ -1,4 +1,4 @@
-//! The queues between the calls and the thread that sends. Nobody waits to put something in.
+//! The queues between the calls and the thread that sends. Putting a record into a queue never waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -10,7 +10,7 @@ use super::span::FinishedSpan;
 use super::{SIGNALS, Signal};
 use crate::metrics::Family;
 
-/// Number of records in one request. When as many wait, they are sent at once.
+/// Maximum number of records in one request. As soon as this many wait, they are sent.
 pub(super) const BATCH: usize = 512;
 
 pub(super) struct Queue {
@@ -28,7 +28,7 @@ pub(super) struct Records {
     pub(super) logs: Vec<LogLine>,
     /// The newest state of the metrics.
     pub(super) metrics: Option<Vec<Family>>,
-    /// Receiver of a signal when everything has been sent. No record is accepted after it is set.
+    /// Channel that is signalled when everything has been sent. Once it is set, no record is accepted.
     pub(super) closing: Option<SyncSender<()>>,
     closed: bool,
 }

@@ -44,9 +44,9 @@ pub(super) struct FinishedSpan {
     pub(super) parent: Option<u64>,
     pub(super) state: Option<String>,
     pub(super) name: &'static str,
-    /// Second word of the name.
+    /// Second word of the span's name, such as the name of a tool.
     pub(super) target: Option<&'static str>,
-    /// Whether the span is the answer of this server to a client, and not a part of it.
+    /// Whether the span covers a whole request of a client, and not only a stage of it.
     pub(super) is_server: bool,
     pub(super) began: SystemTime,
     pub(super) ended: SystemTime,
@@ -87,7 +87,7 @@ impl RecordStages for RequestTrace {
         new_span()
     }
 
-    /// Returns the variable by which programs continue the trace.
+    /// Returns the environment variable with which programs in the sandbox continue the trace.
     fn variable(&self, id: u64) -> (&'static str, String) {
         ("TRACEPARENT", SpanContext { span: id, ..self.context }.traceparent())
     }

@@ -1,7 +1,7 @@
 //! The two encodings of OTLP. A message is built once and encoded as protobuf or as JSON.
 //!
-//! The messages of OTLP are few and their numbers never change, so that this takes less code than a library would need
-//! to be configured.
+//! OTLP has few messages, and the numbers of their fields never change, so this takes less code than a library and its
+//! configuration would.
 
 use serde_json::{Map, Value};
 use text::hex;
@@ -20,7 +20,7 @@ pub(super) enum Node {
     Id(Vec<u8>),
     /// A signed number of variable length.
     Number(i64),
-    /// A name of an enumeration.
+    /// A value of an enumeration.
     Choice(u8),
     Switch(bool),
     Fixed32(u32),
@@ -59,7 +59,7 @@ impl Message {
     }
 }
 
-/// How the length of a field is known.
+/// The wire type of a field in protobuf, which determines how its length is known.
 #[derive(Clone, Copy)]
 enum Kind {
     Varint = 0,

@@ -37,7 +37,7 @@ pub(crate) fn facts(context: &CommandEnv) -> Vec<Fact> {
     facts
 }
 
-/// Says through what connections leave, and what is not checked therefore.
+/// Says through which proxy connections leave this machine, and which checks do not apply because of it.
 fn of_upstream(upstream: &UpstreamSource) -> String {
     let name = match upstream {
         UpstreamSource::Given(proxy) => format!("{proxy:?}"),

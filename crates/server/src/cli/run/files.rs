@@ -63,7 +63,7 @@ pub(super) fn check_stdin(workspace: Option<&Path>) -> Result<(), Failed> {
     }
 }
 
-/// Returns whether there is something under this name, and be it a symlink that leads nowhere.
+/// Returns whether something has this name, even if it is a symlink that leads nowhere.
 fn is_taken(path: &Path) -> bool {
     !matches!(path.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
 }
@@ -200,7 +200,7 @@ impl Destination {
         Ok(())
     }
 
-    /// Creates a new file below the directory, with its directories. The sandbox chose the path, so that it may neither
+    /// Creates a new file below the directory, with its directories. The sandbox chose the path, so the path must neither
     /// leave the directory nor replace or follow what is there already.
     fn create(&self, path: &str) -> std::io::Result<File> {
         let names: Option<Vec<_>> = Path::new(path)
