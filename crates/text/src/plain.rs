@@ -37,6 +37,19 @@ pub fn plain(text: &str) -> Cow<'_, str> {
 /// Returns the number of bytes at the end of a text that belong to an escape sequence whose end is not there. A reader of
 /// a stream reads them again together with what follows.
 pub fn unfinished(text: &str) -> usize {
+    let mut open = 0;
+    // The text before an unfinished sequence may end within one itself, as before the last of two `ESC`.
+    loop {
+        match open_sequence(&text[..text.len() - open]) {
+            0 => return open,
+            _ if open >= MAX_UNFINISHED => return open,
+            more => open += more,
+        }
+    }
+}
+
+/// Returns the length of the unfinished sequence that begins last.
+fn open_sequence(text: &str) -> usize {
     let from = text.len().saturating_sub(MAX_UNFINISHED);
     let tail = text.as_bytes()[from..].iter().rposition(|byte| *byte == ESC as u8).map(|at| &text[from + at..]);
     // A string may end with `ESC \`, of which only the first byte has arrived.
@@ -220,6 +233,13 @@ mod tests {
             Just(";"),
         ];
         proptest::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+    }
+
+    #[test]
+    fn an_escape_before_an_unfinished_one_may_end_a_string() {
+        let text = "\u{1b}][\u{1b}\u{1b}";
+        assert_eq!((plain(text).as_ref(), unfinished(text)), ("[", text.len()));
+        assert!(unfinished(&"\u{1b}".repeat(1 << 20)) <= MAX_UNFINISHED);
     }
 
     proptest! {
