@@ -556,7 +556,8 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
         runtime_dir: None,
         guest: GuestBinary::Path(std::env::current_exe().unwrap()),
         zygote: GuestBinary::Path(std::env::current_exe().unwrap().with_file_name("libsandpool_zygote.so")),
-        label: "test".into(),
+        // The test that started this program finds its cgroups by this label.
+        label: format!("test-{}", std::os::unix::process::parent_id()),
         exclusive: false,
         mode,
         cgroups: Cgroups::default(),

@@ -408,8 +408,7 @@ fn without_loop_devices_root_keeps_data_in_memory_and_mounts_nothing_on_the_host
         return;
     }
     let place = Place::new("no-loop");
-    let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count();
-    let before = mounts();
+    let before = mounts_of(&place.0);
     let output = Command::new("unshare")
         .args(["-m", "sh", "-c", "mount --bind /dev/null /dev/loop-control; exec \"$@\"", "sh"])
         .arg(helper())
@@ -422,7 +421,7 @@ fn without_loop_devices_root_keeps_data_in_memory_and_mounts_nothing_on_the_host
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "1000 f\none\ntmpfs\n");
     assert!(output.status.success());
-    assert_eq!(mounts(), before);
+    assert_eq!(mounts_of(&place.0), before);
     assert!(fs::read_dir(place.0.join("state/instances")).unwrap().next().is_none());
 }
 

@@ -62,7 +62,7 @@ pub fn config(dir: &Path) -> NativeConfig {
         runtime_dir: Some(dir.join("run")),
         guest: GuestBinary::Path(helper()),
         zygote: GuestBinary::Path(library()),
-        label: "test".into(),
+        label: label(),
         exclusive: true,
         mode: None,
         cgroups: Cgroups::default(),
@@ -71,6 +71,11 @@ pub fn config(dir: &Path) -> NativeConfig {
         restarts: false,
         keep_free: sandbox::native::KeepFree::default(),
     }
+}
+
+/// The label of the servers of this process, by which it finds their cgroups while other tests run.
+fn label() -> String {
+    format!("test-{}", std::process::id())
 }
 
 pub async fn start(dir: &Path) -> Native {
@@ -119,7 +124,7 @@ impl Left {
             below.iter().filter(|(_, name)| name.starts_with("native_helper")).map(|(p, _)| *p).collect();
         Self {
             processes: below.len(),
-            mounts: fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
+            mounts: mounts_of(dir),
             cgroups: cgroups(),
             loops: loops_in(dir),
             files: files(dir),
@@ -174,20 +179,26 @@ pub fn descendants() -> BTreeMap<u32, String> {
     below
 }
 
+/// Mounts of the host that name this directory.
+pub fn mounts_of(dir: &Path) -> usize {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().filter(|line| line.contains(dir.to_str().unwrap())).count()
+}
+
 /// Directories of sandboxes of this label in all hierarchies; groups and trees stay as long as the server.
 pub fn cgroups() -> BTreeSet<PathBuf> {
-    fn walk(dir: &Path, out: &mut BTreeSet<PathBuf>) {
+    fn walk(dir: &Path, prefix: &str, out: &mut BTreeSet<PathBuf>) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                if entry.file_name().to_string_lossy().starts_with("sandpool-test-") {
+                if entry.file_name().to_string_lossy().starts_with(prefix) {
                     out.insert(entry.path());
                 }
-                walk(&entry.path(), out);
+                walk(&entry.path(), prefix, out);
             }
         }
     }
     let mut out = BTreeSet::new();
-    walk(Path::new("/sys/fs/cgroup"), &mut out);
+    walk(Path::new("/sys/fs/cgroup"), &format!("sandpool-{}-", label()), &mut out);
     out
 }
 
