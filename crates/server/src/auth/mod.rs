@@ -11,10 +11,11 @@ mod jwt;
 mod metadata;
 mod middleware;
 mod rate;
+mod reserved;
 mod signature;
 mod tenants;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -53,6 +54,8 @@ pub(crate) struct AuthConfig {
     pub servers: Vec<String>,
     /// Quotas that apply where a tenant's entry sets none.
     pub quotas: Quotas,
+    /// File that keeps the names of tenants that have or had a token.
+    pub reserved: Option<PathBuf>,
 }
 
 impl AuthConfig {
@@ -69,6 +72,8 @@ pub(crate) enum AuthError {
     Keys(#[from] KeysError),
     #[error("{0}")]
     Setting(String),
+    #[error("cannot keep the names of tenants in `{path}`")]
+    Reserved { path: PathBuf, source: std::io::Error },
     #[error(
         "the server's token (`auth.token` or `auth.token_file`) is also the token of tenant `{0}`; give each tenant its own token"
     )]
@@ -146,9 +151,9 @@ pub(crate) struct Identities {
     public_url: Option<String>,
     servers: Vec<String>,
     quotas: Quotas,
-    /// Names of tenants that had a token since the server started. No subject of the identity provider gets one of
-    /// them, because it would find what the tenant left.
-    reserved: HashSet<String>,
+    /// Names of tenants that have or had a token. No subject of the identity provider gets one of them, because it would
+    /// find what the tenant left.
+    reserved: BTreeSet<String>,
 }
 
 impl Auth {
@@ -263,7 +268,12 @@ impl Identities {
         }
         let issuer = config.jwt.as_ref().and_then(|jwt| jwt.issuer.clone());
         let servers = if config.servers.is_empty() { issuer.into_iter().collect() } else { config.servers };
-        let mut reserved: HashSet<String> = tenants.with_tokens().map(str::to_owned).collect();
+        let mut reserved = match config.reserved {
+            Some(path) => {
+                reserved::add(&path, tenants.with_tokens()).map_err(|source| AuthError::Reserved { path, source })?
+            }
+            None => tenants.with_tokens().map(str::to_owned).collect(),
+        };
         reserved.extend(before.iter().flat_map(|before| before.reserved.iter().cloned()));
         let local = token.map(|_| Tenant::local().0);
         let names = tenants.with_tokens().map(str::to_owned).chain(local);

@@ -262,3 +262,38 @@ fn w76_a_replaced_token_keeps_the_membership_and_a_removal_ends_it() {
     assert_eq!(member("other-token"), other);
     assert_ne!(first, Membership::default());
 }
+
+/// W77: after a restart, a subject of the identity provider does not get the name of a tenant that was removed before.
+#[test]
+fn w77_a_removed_tenants_name_is_no_subjects_after_a_restart() {
+    let rsa: Value = serde_json::from_str(include_str!("rsa_fixture.json")).unwrap();
+    let dir = Scratch::new();
+    let keys = dir.write("jwks.json", &json!({ "keys": [rsa["jwk"]] }).to_string());
+    let jwt = JwtConfig {
+        keys: KeySource::File(keys),
+        audience: "sandpool".into(),
+        issuer: None,
+        tenant_claim: "sub".into(),
+        max_age: Duration::from_secs(3600),
+    };
+    let tenant = |name: &str| format!("[[tenant]]\nname = '{name}'\ntoken_sha256 = '{}'\n", hex(&sha256(name)));
+    let server = |state: &str, tenants: &str| {
+        let tenants = Some(dir.write("tenants.toml", tenants));
+        let reserved = Some(dir.0.join(state).join("names"));
+        Auth::open(AuthConfig { tenants, reserved, jwt: Some(jwt.clone()), ..AuthConfig::default() }).unwrap()
+    };
+    let admit = |auth: &Auth, token: &str| {
+        auth.admit(&parts("/mcp", &[("authorization", &format!("Bearer {token}"))])).unwrap()
+    };
+    let subject = |auth: &Auth| admit(auth, rsa["token"].as_str().unwrap());
+    let first = server("state", &tenant("rsa-user"));
+    assert_eq!(admit(&first, "rsa-user").tenant.0, "rsa-user");
+    assert!(subject(&first).tenant.0.starts_with("sub-"));
+    let restarted = server("state", &tenant("other"));
+    assert_eq!(subject(&restarted).tenant, subject(&first).tenant);
+    // Where no tenant had the name, the subject has it, and its entry gives it quotas.
+    let entry = format!("{}[[tenant]]\nname = 'rsa-user'\nquotas = {{ contexts = 3 }}\n", tenant("other"));
+    let other = subject(&server("another-state", &entry));
+    assert_eq!((other.tenant.0.as_str(), other.quotas.contexts), ("rsa-user", Some(3)));
+    assert_ne!(other.membership, admit(&first, "rsa-user").membership);
+}
