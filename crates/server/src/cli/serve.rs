@@ -431,13 +431,7 @@ impl Server {
     }
 
     fn routes(&self, auth: Arc<Auth>, signer: Option<dialects::links::Signer>) -> Router {
-        let (serving, receiving) = (self.observer.clone(), self.observer.clone());
-        let settings = files::Settings {
-            signer,
-            on_served: Arc::new(move |served| serving.file_served(served)),
-            on_received: Arc::new(move |received| receiving.file_received(received)),
-            ..files::Settings::default()
-        };
+        let settings = files::Settings { signer, observer: self.observer.clone(), ..files::Settings::default() };
         self.health_routes().merge(auth::routes(auth)).merge(files::router(self.engine.clone(), settings))
     }
 
