@@ -25,16 +25,16 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum AdminOrder {
-    /// List the contexts of all tenants
+    /// List the contexts of all tenants, and the conversations in which code runs
     Ps(Select),
-    /// Describe a context
+    /// Describe a context, or a conversation in which code runs
     Inspect {
         /// Id of the context
         id: String,
         #[command(flatten)]
         select: Select,
     },
-    /// Stop a context and everything that runs in it
+    /// Stop a context and everything that runs in it, or the code that runs in a conversation
     Stop {
         /// Id of the context
         id: String,

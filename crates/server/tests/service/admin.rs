@@ -248,6 +248,35 @@ fn files_that_were_moved_only_in_part_count_the_bytes_that_moved() {
 }
 
 #[test]
+fn code_that_runs_in_a_conversation_is_listed_described_and_stopped() {
+    let service = Service::start("admin-conversations");
+    let mut blue = service.client("blue", "conversation");
+    let run = |code: &str| json!({ "conversationId": "talk", "language": "python", "code": code });
+    blue.good("sandbox.run_code", run("open('/data/kept.txt', 'w').write('kept')"));
+    let listed = || json_of(&service, &["ps", "--of-dialect", "conversation", "--json"]);
+    assert_eq!(listed(), json!([]));
+    let hanging = std::thread::spawn({
+        let (mut blue, code) = (service.client("blue", "conversation"), run("import time; time.sleep(25)"));
+        move || blue.call("sandbox.run_code", code)
+    });
+    eventually("the run is listed", || listed().as_array().unwrap().len() == 1);
+    let all = listed();
+    for (name, value) in [("id", "talk"), ("tenant", "blue"), ("dialect", "conversation"), ("state", "running")] {
+        assert_eq!(all[0][name], value, "{all}");
+    }
+    assert!(all[0]["memory_bytes"].as_u64().unwrap() > 1 << 20 && all[0].get("key").is_none(), "{all}");
+    assert!(done(&service, &["inspect", "talk"]).contains("limits"));
+    assert!(refused(&service, &["stop", "talk", "--tenant", "green"]).contains("there is no context"));
+    assert_eq!(done(&service, &["stop", "talk"]), "stopped talk of blue\n");
+    let answer = hanging.join().unwrap();
+    assert!(answer.to_string().contains("the operator stopped it"), "{answer}");
+    assert_eq!(listed(), json!([]));
+    let kept = blue.good("sandbox.run_code", run("print(open('/data/kept.txt').read())"));
+    assert!(kept.to_string().contains("kept"), "{kept}");
+    service.finish();
+}
+
+#[test]
 fn the_socket_is_the_users_own_and_takes_no_nonsense() {
     let service = Service::start("socket");
     let dir = service.state().0.join("state/admin");
