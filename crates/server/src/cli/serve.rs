@@ -82,6 +82,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let engine = Engine::new(engine_config, backend);
     otel::start(&context)?;
     let observer = Arc::new(observer(config, &engine)?.with_otel(context.otel.clone()));
+    observer.metrics.configure_tenants(auth.tenants().into_iter().map(|(tenant, _)| tenant.0));
     let no_more_notices = CancellationToken::new();
     let watching = tokio::spawn(watch(engine.clone(), observer.clone(), no_more_notices.clone()));
 
