@@ -20,7 +20,7 @@ use crate::config::{KeptConfig, RealmConfig};
 use crate::engine::Inner;
 use crate::guest::lock;
 use crate::keyed::{Keyed, KeyedState, Turn};
-use crate::op::{EngineError, LimitKind, NoticeKind, Realm, Tenant};
+use crate::op::{ContextInfo, EngineError, LimitKind, NoticeKind, Realm, Tenant};
 use crate::provision::{FIRST_KERNEL, Shape, rehearse};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::tenancy::Tenancy;
@@ -49,6 +49,30 @@ pub(crate) struct Conversations {
     pub(crate) turns: Keyed<ParkingSlot>,
     parking: ParkingPermits,
     known: Mutex<ConversationIndex>,
+    /// Calls that run code, by the key of the conversation.
+    running: Arc<Mutex<HashMap<String, ConversationRun>>>,
+}
+
+/// Code that runs in a conversation.
+#[derive(Clone)]
+pub(crate) struct ConversationRun {
+    pub(crate) tenant: Tenant,
+    pub(crate) realm: Realm,
+    pub(crate) info: ContextInfo,
+    pub(crate) sandbox: Arc<LiveSandbox>,
+}
+
+/// Lists a run until it is dropped.
+#[must_use]
+pub(crate) struct ListedRun {
+    running: Arc<Mutex<HashMap<String, ConversationRun>>>,
+    key: String,
+}
+
+impl Drop for ListedRun {
+    fn drop(&mut self) {
+        lock(&self.running).remove(&self.key);
+    }
 }
 
 /// The permits for parked sandboxes of all tenants. A tenant gets no permit while it has as many as are free, so that
@@ -200,6 +224,17 @@ impl Conversations {
     /// the times of the volumes may jump.
     fn used_within(&self, key: &str, time: Duration) -> bool {
         lock(&self.known).owners.get(key).is_some_and(|owner| owner.last_used.elapsed() < time)
+    }
+
+    /// Lists a run for the operator. A conversation has at most one, because its calls take turns.
+    pub(crate) fn list(&self, run: ConversationRun) -> ListedRun {
+        let key = run.info.key.clone();
+        lock(&self.running).insert(key.clone(), run);
+        ListedRun { running: self.running.clone(), key }
+    }
+
+    pub(crate) fn running(&self) -> Vec<ConversationRun> {
+        lock(&self.running).values().cloned().collect()
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -1,5 +1,5 @@
-//! The operator's view of the engine: the contexts of all tenants, what each tenant used, and ways to stop a context and
-//! to drain the engine.
+//! The operator's view of the engine: the contexts of all tenants and the conversations in which code runs, what each
+//! tenant used, and ways to stop a context and to drain the engine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use sandbox::Stats;
 
+use crate::conversation::ConversationRun;
 use crate::engine::{Engine, Inner};
 use crate::metering::TenantUsage;
-use crate::op::{ContextInfo, ContextSelector, EngineError, Op, Realm, Tenant};
+use crate::op::{ContextInfo, ContextSelector, EngineError, NoticeKind, Op, Realm, Tenant};
+use crate::registry::LiveSandbox;
 
-/// A context as the operator sees it.
+/// A context as the operator sees it, or a conversation in which code runs.
 #[derive(Debug, Clone)]
 pub struct ContextView {
     pub tenant: Tenant,
@@ -58,43 +60,64 @@ impl Inner {
     }
 }
 
+impl ContextView {
+    /// Describes something that has this sandbox, or none at the moment.
+    async fn of(tenant: Tenant, realm: Realm, info: ContextInfo, runs: usize, sandbox: Option<&LiveSandbox>) -> Self {
+        let stats = match sandbox {
+            Some(sandbox) => sandbox.stats().await,
+            None => None,
+        };
+        let policy = sandbox.and_then(LiveSandbox::egress_spec).map(|spec| &spec.policy);
+        Self {
+            tenant,
+            realm,
+            info,
+            runs,
+            stats,
+            has_sandbox: sandbox.is_some(),
+            network_bytes: sandbox.map_or(0, LiveSandbox::network_bytes),
+            policies: policy.iter().flat_map(|policy| &policy.tables).map(|table| table.name.clone()).collect(),
+            expires_in: None,
+        }
+    }
+}
+
 impl Engine {
-    /// Returns the contexts of all tenants, oldest first.
+    /// Returns the contexts of all tenants and the conversations in which code runs, oldest first.
     pub async fn contexts(&self) -> Vec<ContextView> {
         let mut all = Vec::new();
         for tenancy in self.inner().tenants.all() {
-            let (tenant, config) = (tenancy.tenant.tenant.clone(), tenancy.config());
+            let (tenant, config) = (&tenancy.tenant.tenant, tenancy.config());
             for context in tenancy.newest_first() {
-                let sandbox = context.live_sandbox();
-                let stats = match &sandbox {
-                    Some(sandbox) => sandbox.stats().await,
-                    None => None,
-                };
+                let (sandbox, runs) = (context.live_sandbox(), context.running());
+                let view =
+                    ContextView::of(tenant.clone(), config.realm, context.info(), runs, sandbox.as_deref()).await;
                 let idle = context.idle_since().zip(config.idle_timeout);
-                let policy = sandbox.as_ref().and_then(|sandbox| sandbox.egress_spec()).map(|spec| &spec.policy);
-                all.push(ContextView {
-                    tenant: tenant.clone(),
-                    realm: config.realm,
-                    info: context.info(),
-                    runs: context.running(),
-                    stats,
-                    has_sandbox: sandbox.is_some(),
-                    network_bytes: sandbox.as_ref().map_or(0, |sandbox| sandbox.network_bytes()),
-                    policies: policy.iter().flat_map(|policy| &policy.tables).map(|table| table.name.clone()).collect(),
-                    expires_in: idle.map(|(since, limit)| limit.saturating_sub(since.elapsed())),
-                });
+                let expires_in = idle.map(|(since, limit)| limit.saturating_sub(since.elapsed()));
+                all.push(ContextView { expires_in, ..view });
             }
+        }
+        for ConversationRun { tenant, realm, info, sandbox } in self.inner().conversations.running() {
+            all.push(ContextView::of(tenant, realm, info, 1, Some(&sandbox)).await);
         }
         all.sort_by_key(|view| view.info.created_at);
         all
     }
 
-    /// Stops a context of a tenant together with everything that runs in it.
+    /// Stops a context of a tenant together with everything that runs in it, or the code that runs in a conversation.
     pub fn stop_context(&self, tenant: &Tenant, realm: Realm, id: &str) -> Result<(), EngineError> {
+        const WHY: &str = "the operator stopped its context";
         let unknown = || EngineError::ContextNotFound(id.into());
         let tenancy = self.inner().tenants.known(tenant, realm).ok_or_else(unknown)?;
+        let is_meant = |run: &ConversationRun| (&run.tenant, run.realm, run.info.id.as_str()) == (tenant, realm, id);
+        if let Some(run) = self.inner().conversations.running().into_iter().find(is_meant) {
+            // Its call destroys the sandbox. The files of the conversation stay.
+            run.sandbox.guest.close("the operator stopped it");
+            self.inner().notify_with(&tenancy, id, NoticeKind::Stopped, WHY);
+            return Ok(());
+        }
         let removed = tenancy.remove(&ContextSelector::Id(id.into()), None)?;
-        self.inner().end_now(&tenancy, removed, "the operator stopped its context");
+        self.inner().end_now(&tenancy, removed, WHY);
         Ok(())
     }
 

@@ -20,7 +20,8 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use mcp::http::Peer;
-use telemetry::observe::ServedFile;
+use telemetry::observe::Observer;
+use telemetry::transfer::{Direction, Transfer};
 
 mod conditions;
 mod disposition;
@@ -86,26 +87,13 @@ struct Stat {
     pub inode: u64,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Settings {
     /// If there is a signer, only links that it signed are served.
     pub signer: Option<Signer>,
     pub limits: TransferLimits,
-    /// Function that is called for each file that is served.
-    pub on_served: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
-    /// Function that is called for each file that was uploaded.
-    pub on_received: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            signer: None,
-            limits: TransferLimits::default(),
-            on_served: Arc::new(|_| ()),
-            on_received: Arc::new(|_| ()),
-        }
-    }
+    /// Observer that counts and records what moves.
+    pub observer: Arc<Observer>,
 }
 
 /// Returns the router of the files and uploads. It has to be merged into another router, not nested, because it reads
@@ -175,8 +163,8 @@ impl<S: Store> FileServer<S> {
             Body::empty()
         } else {
             let peer = request.extensions.get::<Peer>().map(|peer| peer.0);
-            (self.settings.on_served)(&ServedFile { key: &address.key, peer, bytes: bytes.end - bytes.start });
-            Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, _permit: permit }))
+            let transfer = Transfer::begin(&self.settings.observer, Direction::Download, &address.key, peer);
+            Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, transfer, _permit: permit }))
         };
         Ok(response(status, headers, body))
     }
@@ -196,6 +184,7 @@ struct Download<F> {
     file: F,
     at: u64,
     end: u64,
+    transfer: Transfer,
     _permit: Permit,
 }
 
@@ -205,6 +194,7 @@ fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Byt
     try_unfold(download, |mut download| async move {
         let length = (download.end - download.at).min(PIECE);
         if length == 0 {
+            download.transfer.complete();
             return Ok(None);
         }
         let piece = download.file.read(download.at, length as u32).await.map_err(|error| Broken(error.to_string()))?;
@@ -212,6 +202,11 @@ fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Byt
             return Err(Broken(format!("{} bytes instead of {length}", piece.len())));
         }
         download.at += length;
+        download.transfer.add(length);
+        // The connection may not ask for more than the announced length.
+        if download.at == download.end {
+            download.transfer.complete();
+        }
         Ok(Some((Bytes::from(piece), download)))
     })
 }

@@ -117,8 +117,11 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use axum::body::Body;
     use futures_util::stream;
+    use telemetry::transfer::{Direction, Transfer};
 
     use super::*;
 
@@ -127,7 +130,8 @@ mod tests {
 
     async fn read(content_type: &str, form: &[u8], piece: usize) -> Result<Vec<u8>, String> {
         let pieces: Vec<_> = form.chunks(piece).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
-        let body = Incoming::new(Body::from_stream(stream::iter(pieces)));
+        let transfer = Arc::new(Transfer::begin(&Arc::default(), Direction::Upload, "", None));
+        let body = Incoming::new(Body::from_stream(stream::iter(pieces)), transfer);
         let content_type = HeaderValue::from_str(content_type).unwrap();
         let mut file = FormFile::open(Some(&content_type), body).await.map_err(|failure| failure.to_string())?;
         let mut content = Vec::new();

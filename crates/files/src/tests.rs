@@ -10,6 +10,8 @@ use http_body_util::BodyExt;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use telemetry::journal::{self, Journal, JournalConfig};
+use telemetry::usage::{self, UsageFilter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -358,4 +360,37 @@ async fn the_router_hands_on_the_path_as_it_was_sent() {
     for target in ["/files", "/files/", "/files/x", &format!("/files/{KEY}/a%20b/%2e")] {
         assert_eq!(whole(get(target).await).await.2, b"no such file\n", "{target}");
     }
+}
+
+/// W78: a download counts the bytes that were sent, and its entry in the journal says whether it was complete.
+#[tokio::test]
+async fn w78_a_download_counts_the_bytes_that_were_sent() {
+    let dir = testkit::scratch::Scratch::new();
+    let journal = Journal::open(JournalConfig::new(dir.0.join("journal"))).unwrap();
+    let owner = |_: &str| Some((engine::Tenant("blue".into()), "ctx".to_owned()));
+    let observer = Arc::new(Observer::new(Some(journal)).with_link_owners(owner));
+    let store = Numbers { changed_from: 5 * PIECE, ..Numbers::new(&[("n", 10 * PIECE), ("whole", 7), ("empty", 0)]) };
+    let files = FileServer::new(store, Settings { observer: observer.clone(), ..Settings::default() });
+    let get = async |name: &str| files.answer(&request("GET", &format!("/files/{KEY}/{name}"), &[])).await.into_body();
+    let mut given_up = get("n").await;
+    given_up.frame().await.unwrap().unwrap();
+    drop(given_up);
+    let mut changed = get("n").await;
+    while let Some(Ok(_)) = changed.frame().await {}
+    drop(changed);
+    get("whole").await.collect().await.unwrap();
+    get("empty").await.collect().await.unwrap();
+    files.answer(&request("HEAD", &format!("/files/{KEY}/n"), &[])).await;
+    observer.record_usage(std::collections::BTreeMap::new());
+    observer.journal().unwrap().flush();
+    let lines: Vec<String> = journal::lines(&dir.0.join("journal")).unwrap().map(Result::unwrap).collect();
+    let is_read = |line: &&String| line.contains("\"event\":\"file_read\"");
+    let bytes = |line: &str| {
+        let (_, rest) = line.split_once("\"bytes_out\":").unwrap();
+        rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap()
+    };
+    let read = lines.iter().filter(is_read).map(|line| (bytes(line), line.contains("\"outcome\":\"incomplete\"")));
+    assert_eq!(read.collect::<Vec<_>>(), [(PIECE, true), (5 * PIECE, true), (7, false), (0, false)]);
+    let days = usage::by_day(lines.into_iter().map(Ok), &UsageFilter::default()).unwrap();
+    assert_eq!((days.len(), days[0].tenant.as_str(), days[0].bytes_out), (1, "blue", 6 * PIECE + 7));
 }

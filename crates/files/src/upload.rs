@@ -16,7 +16,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use mcp::http::Peer;
-use telemetry::observe::ServedFile;
+use telemetry::transfer::{Direction, Transfer};
 use tokio::time::timeout;
 
 use super::Settings;
@@ -148,12 +148,12 @@ impl From<EngineError> for UploadFailure {
     }
 }
 
-/// The body of a request, which may not pause for long.
-pub(super) struct Incoming(Body);
+/// The body of a request, which may not pause for long. Its bytes are counted as they arrive.
+pub(super) struct Incoming(Body, Arc<Transfer>);
 
 impl Incoming {
-    pub(super) fn new(body: Body) -> Self {
-        Self(body)
+    pub(super) fn new(body: Body, transfer: Arc<Transfer>) -> Self {
+        Self(body, transfer)
     }
 
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, UploadFailure> {
@@ -161,6 +161,7 @@ impl Incoming {
             let frame = timeout(STALL_TIME, self.0.frame()).await.map_err(|_| UploadFailure::Slow)?;
             let Some(frame) = frame.transpose().map_err(|_| UploadFailure::Broken)? else { return Ok(None) };
             if let Ok(data) = frame.into_data() {
+                self.1.add(data.len() as u64);
                 return Ok(Some(data));
             }
         }
@@ -220,8 +221,10 @@ impl Uploads {
             return Err(UploadFailure::TooLarge(offer.max_bytes));
         }
         let _permit = self.permits.take(id, &offer.owner).ok_or(UploadFailure::Busy)?;
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        let transfer = Arc::new(Transfer::begin(&self.settings.observer, Direction::Upload, &offer.key, peer));
         let storing = async {
-            let body = Incoming::new(body);
+            let body = Incoming::new(body, transfer.clone());
             let content = match is_form {
                 true => Content::Form(FormFile::open(parts.headers.get(header::CONTENT_TYPE), body).await?),
                 false => Content::Plain(body),
@@ -229,8 +232,7 @@ impl Uploads {
             self.store(id, content).await
         };
         let size = timeout(UPLOAD_TIME, storing).await.map_err(|_| UploadFailure::Slow)??;
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
-        (self.settings.on_received)(&ServedFile { key: &offer.key, peer, bytes: size });
+        transfer.complete();
         let text = format!("{size} bytes are stored as /workspace/{}", offer.path);
         Ok(match accepts_html(parts) {
             true => page(StatusCode::CREATED, "The file was uploaded", &format!("<p>{}.</p>\n", escaped(&text))),
@@ -366,7 +368,8 @@ mod tests {
     /// The server does not wait for a client that sends nothing more.
     #[tokio::test(start_paused = true)]
     async fn a_body_that_pauses_for_too_long_is_given_up() {
+        let transfer = Arc::new(Transfer::begin(&Arc::default(), Direction::Upload, "", None));
         let body = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-        assert!(matches!(Incoming::new(body).next().await, Err(UploadFailure::Slow)));
+        assert!(matches!(Incoming::new(body, transfer).next().await, Err(UploadFailure::Slow)));
     }
 }

@@ -5,6 +5,8 @@
 //! Namespaces are tested in a child that ends at once, because a switch in `/proc/sys` says what was configured, not
 //! what works.
 
+mod capabilities;
+
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -107,6 +109,9 @@ impl Survey {
         let refusal = too_old(&release, &sys::missing_calls()).or(refusal);
         let refusal = refusal.or_else(|| (mode == Mode::Root).then(unmapped_root).flatten());
         facts.push(namespaces);
+        let (incapable, capabilities) = (mode == Mode::Root).then(capabilities::check).unzip();
+        let refusal = refusal.or(incapable.flatten());
+        facts.extend(capabilities);
         facts.push(identity(mode));
         facts.extend((mode != Mode::Root).then_some(sub_fact));
         facts.extend((mode == Mode::Single).then(extra_groups));

@@ -20,12 +20,14 @@ mod answer;
 mod errors;
 pub mod http;
 mod line;
+mod membership;
 mod message;
 mod revision;
 mod service;
 pub mod stdio;
 
 pub use errors::ErrorStyle;
+pub use membership::Membership;
 pub use message::{MAX_UNSOLICITED, weight};
 pub use revision::{EncodedResult, Revision};
 pub use service::{ExtraMembers, is_modern};
@@ -40,12 +42,14 @@ pub struct Caller {
     pub connection: Option<String>,
     /// Whether the caller may learn where shared volumes are on this machine.
     pub show_host_paths: bool,
+    /// The membership of the tenant. Sessions and streams end with it.
+    pub membership: Membership,
 }
 
 impl Caller {
     /// Returns the local tenant's caller, for transports that do not distinguish callers.
     pub fn local(connection: Option<String>) -> Self {
-        Self { tenant: Tenant::local(), connection, show_host_paths: true }
+        Self { tenant: Tenant::local(), connection, show_host_paths: true, membership: Membership::default() }
     }
 }
 

@@ -10,4 +10,5 @@ pub mod metrics;
 pub mod observe;
 pub mod otel;
 pub mod persistent_secret;
+pub mod transfer;
 pub mod usage;

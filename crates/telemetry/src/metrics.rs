@@ -170,6 +170,10 @@ struct Inner {
 #[derive(Default)]
 struct ByTenant {
     names: BTreeSet<Arc<str>>,
+    /// Tenants that the operator configured. Others get only the places that these do not need.
+    configured: BTreeSet<String>,
+    /// Number of names that the operator did not configure.
+    others: usize,
     calls: BTreeMap<(&'static str, &'static str, Arc<str>), [u64; ENDS.len()]>,
     denials: BTreeMap<Arc<str>, [u64; DENIALS.len()]>,
 }
@@ -180,12 +184,39 @@ impl ByTenant {
         if let Some(known) = self.names.get(tenant) {
             return known.clone();
         }
-        if self.names.len() >= most {
+        let is_configured = self.configured.contains(tenant);
+        let taken =
+            if is_configured { self.names.len() } else { self.names.len().max(self.others + self.configured.len()) };
+        if taken >= most && !(is_configured && self.displace()) {
             return OTHERS.into();
         }
         let name: Arc<str> = tenant.into();
         self.names.insert(name.clone());
+        self.others += usize::from(!is_configured);
         name
+    }
+
+    fn configure(&mut self, tenants: BTreeSet<String>) {
+        self.others = self.names.iter().filter(|name| !tenants.contains(&***name)).count();
+        self.configured = tenants;
+    }
+
+    /// Takes the place of a tenant that the operator did not configure, if one has a place. Its counts go to the others.
+    fn displace(&mut self) -> bool {
+        let Some(name) = self.names.iter().find(|name| !self.configured.contains(&***name)).cloned() else {
+            return false;
+        };
+        self.names.remove(&name);
+        self.others -= 1;
+        for (labels, ends) in self.calls.extract_if(.., |(_, _, tenant), _| *tenant == name).collect::<Vec<_>>() {
+            let sum = self.calls.entry((labels.0, labels.1, OTHERS.into())).or_default();
+            sum.iter_mut().zip(ends).for_each(|(sum, count)| *sum += count);
+        }
+        if let Some(counts) = self.denials.remove(&name) {
+            let sum = self.denials.entry(OTHERS.into()).or_default();
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        true
     }
 }
 
@@ -206,6 +237,13 @@ impl Metrics {
     /// Creates metrics in which at most this many tenants are labels.
     pub fn with_tenants(most_tenants: usize) -> Self {
         Self(Arc::new(Inner { most_tenants, ..Inner::default() }))
+    }
+
+    /// Sets the tenants that the operator configured. They get the places for labels before all others.
+    pub fn configure_tenants(&self, tenants: impl Iterator<Item = String>) {
+        if self.0.most_tenants > 0 {
+            self.0.by_tenant().configure(tenants.collect());
+        }
     }
 
     /// Begins a call. The call is counted when it ends; if the returned value is dropped before, it counts as
@@ -581,5 +619,34 @@ mod tests {
         assert!(denials.contains(&"sandpool_denials_total{reason=\"rate\"} 0"), "{denials:?}");
         assert!(denials.contains(&"sandpool_denials_total{reason=\"auth\"} 1"), "{denials:?}");
         assert!(!of("sandpool_call_duration").iter().any(|line| line.contains("tenant")), "times have no tenant");
+    }
+
+    #[test]
+    fn w79_tenants_of_the_operator_come_before_those_of_an_identity_provider() {
+        let metrics = Metrics::with_tenants(3);
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>().into_iter();
+        let call = |tenant: &str| {
+            metrics.begin("sandpool", "run_code", tenant).end(CallEnd::Ok);
+        };
+        let counts = || {
+            let page = metrics.text(&Gauges::default());
+            let lines = page.lines().filter_map(|line| line.split_once("outcome=\"ok\",tenant=\""));
+            lines.map(|(_, rest)| rest.replace("\"}", "")).collect::<Vec<_>>().join(", ")
+        };
+        metrics.configure_tenants(names(&["blue", "green"]));
+        ["sub-1", "sub-2", "sub-3", "blue", "green", "sub-1"].into_iter().for_each(call);
+        metrics.denied(DenialReason::Rate, Some("sub-1"));
+        assert_eq!(counts(), "(others) 2, blue 1, green 1, sub-1 2");
+        // A reload adds a tenant, which gets the place of a subject.
+        metrics.configure_tenants(names(&["blue", "green", "red"]));
+        ["red", "sub-1"].into_iter().for_each(call);
+        assert_eq!(counts(), "(others) 5, blue 1, green 1, red 1");
+        let page = metrics.text(&Gauges::default());
+        assert!(page.contains("sandpool_denials_total{reason=\"rate\",tenant=\"(others)\"} 1\n"), "{page}");
+        // A removed tenant keeps its place until another needs it.
+        metrics.configure_tenants(names(&["blue", "red", "white"]));
+        assert_eq!(counts(), "(others) 5, blue 1, green 1, red 1");
+        ["white", "grey"].into_iter().for_each(call);
+        assert_eq!(counts(), "(others) 7, blue 1, red 1, white 1");
     }
 }

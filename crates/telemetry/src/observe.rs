@@ -28,14 +28,6 @@ type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
 /// A function that returns the tenant and the context of the files behind a link, given its key.
 type OwnerOf = dyn Fn(&str) -> Option<(Tenant, String)> + Send + Sync;
 
-/// A file that is sent to a client that had its link, or that came from one.
-pub struct ServedFile<'a> {
-    pub key: &'a str,
-    /// The client's address, if the transport provides it.
-    pub peer: Option<SocketAddr>,
-    pub bytes: u64,
-}
-
 /// The observer of all calls. A server has one.
 #[derive(Default)]
 pub struct Observer {
@@ -182,45 +174,39 @@ impl Observer {
         }
     }
 
-    /// Records that a file was fetched by its link.
-    pub fn file_served(&self, served: &ServedFile<'_>) {
-        let bytes_out = Some(served.bytes);
-        self.file_moved(served, JournalEntry { bytes_out, ..JournalEntry::event("file_read") });
-    }
-
-    /// Records that a file was uploaded by a link.
-    pub fn file_received(&self, received: &ServedFile<'_>) {
-        let bytes_in = Some(received.bytes);
-        self.file_moved(received, JournalEntry { bytes_in, ..JournalEntry::event("file_uploaded") });
-    }
-
-    fn file_moved(&self, file: &ServedFile<'_>, entry: JournalEntry) {
-        let Some(journal) = &self.journal else { return };
-        let (tenant, context) = self.owner_of(file.key);
-        if let Some(tenant) = &tenant {
-            let (bytes_in, bytes_out) = (entry.bytes_in.unwrap_or(0), entry.bytes_out.unwrap_or(0));
-            self.calls.add(tenant, CallUsage { calls: 0, bytes_in, bytes_out });
-        }
-        journal.record(JournalEntry { tenant, context: Some(context), peer: file.peer, ..entry });
-    }
-
     /// Returns the tenant and the context behind a link. If they are not known any more, the context is the beginning of
     /// the key.
-    fn owner_of(&self, key: &str) -> (Option<String>, String) {
+    pub(crate) fn owner_of(&self, key: &str) -> (Option<String>, String) {
         match self.link_owner.as_ref().and_then(|of| of(key)) {
             Some((tenant, context)) => (Some(tenant.0), context),
             None => (None, head(key)),
         }
     }
 
-    /// Records that a tenant read a file as a resource.
-    pub fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
+    /// Counts the use of a tenant. Without a journal nothing would take the counts.
+    pub(crate) fn count(&self, tenant: &str, more: CallUsage) {
+        if self.journal.is_some() {
+            self.calls.add(tenant, more);
+        }
+    }
+
+    /// Records that a tenant read a file as a resource, with the number of bytes in the answer; `None` if it got none.
+    pub fn resource_read(
+        &self,
+        tenant: &str,
+        dialect: &'static str,
+        key: &str,
+        origin: &Origin,
+        bytes_out: Option<u64>,
+    ) {
         let Some(journal) = &self.journal else { return };
+        self.count(tenant, CallUsage { calls: 0, bytes_in: 0, bytes_out: bytes_out.unwrap_or(0) });
         journal.record(JournalEntry {
             tenant: Some(tenant.to_owned()),
             dialect: Some(dialect),
             context: Some(self.owner_of(key).1),
-            outcome: Some(if ok { "ok" } else { "error" }.into()),
+            outcome: Some(if bytes_out.is_some() { "ok" } else { "error" }.into()),
+            bytes_out,
             request_id: origin.request_id.clone(),
             peer: origin.peer,
             ..JournalEntry::event("resource_read")
@@ -446,7 +432,7 @@ impl ObservedCall {
         let Some(journal) = &observer.journal else { return };
         let (sizes, bytes_out) = (sizes(ended.input.args), ended.reply.map(size));
         let moved = CallUsage { calls: 1, bytes_in: sizes.values().sum(), bytes_out: bytes_out.unwrap_or(0) };
-        observer.calls.add(ended.tenant, moved);
+        observer.count(ended.tenant, moved);
         let outcome = if ended.cancelled { "cancelled".into() } else { code.unwrap_or_else(|| "ok".into()) };
         journal.record(JournalEntry {
             tenant: Some(ended.tenant.to_owned()),

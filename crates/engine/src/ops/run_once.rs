@@ -11,7 +11,7 @@ use super::list_files::{ListRequest, NEWEST, list};
 use super::run_code::may_be_out_of_memory;
 use crate::config::{DATA, KeptConfig};
 use crate::context::ContextState;
-use crate::conversation::ParkingSlot;
+use crate::conversation::{ConversationRun, ParkingSlot};
 use crate::keyed::Turn;
 use crate::links::conversation_key;
 use crate::op::{
@@ -168,6 +168,12 @@ impl OneShotRun<'_> {
     async fn run(mut self, code: &str, env: &Environment) -> Result<Ran, EngineError> {
         self.info.isolation = self.sandbox.isolation().clone();
         self.sandbox.belongs_to(&self.info.id);
+        let _listed = self.ops.inner.conversations.list(ConversationRun {
+            tenant: self.call.tenant.clone(),
+            realm: self.ops.tenancy.config().realm,
+            info: self.info.clone(),
+            sandbox: self.sandbox.clone(),
+        });
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }

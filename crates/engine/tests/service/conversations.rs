@@ -263,3 +263,25 @@ async fn w53_a_flood_of_uploads_leaves_room_to_other_tenants() {
     assert!(backend.living() <= 3 + 32, "{}", backend.living());
     eventually("they go after a few seconds", || backend.living() == 3).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_operator_sees_and_stops_code_that_runs_in_a_conversation() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    run_once(&engine, "c", "write /data/a.txt hello").await;
+    assert!(engine.contexts().await.is_empty(), "nothing runs");
+    let hanging = spawn_op(&engine, &caller(), once("c", "sleep 3000"));
+    begun(&backend, "sleep 3000").await;
+    let all = engine.contexts().await;
+    let shown: Vec<_> = all.iter().map(|view| (&view.tenant, view.realm, view.info.id.as_str(), view.runs)).collect();
+    assert_eq!(shown, [(&Tenant::local(), dialects::conversation::REALM, "c", 1)]);
+    assert!(all[0].has_sandbox && all[0].stats.is_some());
+    let stop = |tenant: &str, id: &str| engine.stop_context(&Tenant(tenant.into()), dialects::conversation::REALM, id);
+    assert_eq!(stop("local", "other"), Err(EngineError::ContextNotFound("other".into())));
+    assert_eq!(stop("green", "c"), Err(EngineError::ContextNotFound("c".into())));
+    stop("local", "c").unwrap();
+    let stopped = ran(hanging.await.unwrap());
+    assert!(matches!(stopped.end, RunOutcome::SandboxLost { .. }), "{:?}", stopped.end);
+    assert!(engine.contexts().await.is_empty());
+    assert_eq!(text(&run_once(&engine, "c", "read /data/a.txt").await.stdout), "hello", "its files stay");
+}

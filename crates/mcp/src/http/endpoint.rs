@@ -68,6 +68,8 @@ struct RequestInfo<'a> {
     name: &'a str,
     headers: &'a HeaderMap,
     caller: Caller,
+    /// The version of the authenticator when the caller was admitted.
+    version: u64,
     /// The memory of the request, and then of its answer.
     hold: Hold,
     /// The request's share of the tenant's requests in flight.
@@ -184,6 +186,7 @@ impl Server {
             let request = Request::from_parts(parts, Body::new(body));
             return self.app.routes.clone().call(request).await.unwrap_or_else(|never| match never {});
         };
+        let version = self.app.authenticator.version();
         let caller = match self.app.authenticator.admit(&parts, connection.peer) {
             Ok(caller) => caller,
             Err(denied) => return self.bodies.unread(body, denied_response(denied)).await,
@@ -208,6 +211,7 @@ impl Server {
             name,
             headers: &parts.headers,
             caller,
+            version,
             hold,
             share,
             request_id: request_id.to_string(),
@@ -252,6 +256,9 @@ impl Server {
         // another.
         let is_large = bytes.len() >= LARGE;
         let turn = if is_large { &self.large_turns } else { &self.turns }.take(&info.caller.tenant).await;
+        if let Err(denied) = self.confirm(&info, parts) {
+            return denied_response(denied);
+        }
         log_body(&bytes, |body| self.log(HttpEvent::RequestBody(body)));
         let session = match self.session(&info) {
             Ok(session) => session,
@@ -271,6 +278,9 @@ impl Server {
         } else {
             (message::read(&bytes, batches), turn)
         };
+        if let Err(denied) = self.confirm(&info, parts) {
+            return denied_response(denied);
+        }
         match read {
             Ok(Incoming::One(message)) => during(turn, self.one(PostedRequest { info, form, session }, message)).await,
             Ok(Incoming::Batch(messages)) => {
@@ -283,6 +293,15 @@ impl Server {
                 during(turn, self.batch(PostedRequest { info, form, session }, messages)).await
             }
             Err(fault) => refuse(status_of(&fault, headers), &fault),
+        }
+    }
+
+    /// Refuses a request whose token was removed or replaced while its body arrived or waited for its turn.
+    fn confirm(&self, info: &RequestInfo<'_>, parts: &Parts) -> Result<(), Denied> {
+        let authenticator = &self.app.authenticator;
+        match authenticator.version() == info.version {
+            true => Ok(()),
+            false => authenticator.confirm(parts, info.peer, &info.caller),
         }
     }
 
@@ -399,7 +418,7 @@ impl Server {
     ) -> Response<Body> {
         let mut response = whole(form, StatusCode::OK, last.answer);
         let stored = last.initialized.and_then(|negotiated| session::stored_info(params, negotiated));
-        let session = stored.and_then(|stored| self.sessions.open(info.caller.tenant.clone(), info.name, stored));
+        let session = stored.and_then(|stored| self.sessions.open(&info.caller, info.name, stored));
         if let Some(session) = session {
             let id = HeaderValue::from_str(&session.id).expect("a UUID is plain text");
             response.headers_mut().insert(SESSION, id);
@@ -522,7 +541,7 @@ impl Server {
             Ok(Some(session)) => session,
             // The stream counts as one of the caller's requests in flight.
             Ok(None) if info.endpoint.open_stream && !revision::is_modern(info.headers) => {
-                let source = IdleStream { _listener: None, ended: self.closing.clone() };
+                let source = IdleStream { _listener: None, ended: info.caller.membership.token() };
                 return sse::response(source, self.options().keep_alive, self.closing.clone());
             }
             Ok(None) => return not_allowed("a stream of its own belongs to a session; there is none"),
@@ -570,7 +589,7 @@ impl Server {
         match (ids.next(), ids.next()) {
             (None, _) => Ok(None),
             (Some(id), None) => {
-                let found = id.to_str().ok().and_then(|id| self.sessions.find(id, &info.caller.tenant, info.name));
+                let found = id.to_str().ok().and_then(|id| self.sessions.find(id, &info.caller, info.name));
                 found.map(Some).ok_or(UnknownSession)
             }
             (Some(_), Some(_)) => Err(UnknownSession),

@@ -129,10 +129,21 @@ impl Default for HttpOptions {
 }
 
 /// Identifies the caller of a request. The transport asks it for every request below `/mcp`, right after the checks of
-/// host and origin and before anything else, and again for each further message of a batch.
+/// host and origin and before anything else, and again for each further message of a batch. If the version has changed
+/// when the body of a request has arrived, the transport lets it confirm the caller.
 pub trait Authenticator: Send + Sync + 'static {
     /// Returns the caller; the transport sets the caller's connection later.
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied>;
+
+    /// Returns a number that changes whenever a caller that was admitted may no longer be admitted.
+    fn version(&self) -> u64 {
+        0
+    }
+
+    /// Refuses a request that would no longer be admitted as one of this caller. It does not count the request again.
+    fn confirm(&self, _parts: &Parts, _peer: SocketAddr, _caller: &Caller) -> Result<(), Denied> {
+        Ok(())
+    }
 
     /// Learns that a request of this tenant was refused because the tenant uses too much at the moment.
     fn throttled(&self, _tenant: &Tenant, _peer: SocketAddr, _why: &str) {}

@@ -1,7 +1,8 @@
 //! Sessions of the legacy revisions: records of their tenant, the negotiated parameters and the calls in flight.
 //!
 //! A session id is not a permission: a session answers only to the tenant that opened it, at the endpoint where it was
-//! opened. An unknown id gets the same answer as another tenant's id.
+//! opened. It ends when its tenant is removed, and a tenant that is added again under the same name does not get it. An
+//! unknown id gets the same answer as another tenant's id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,8 +20,8 @@ use uuid::Uuid;
 use super::HttpOptions;
 use super::counters::{Counters, Open};
 use super::replay::Replay;
-use crate::Revision;
 use crate::message::{Fault, INVALID_REQUEST};
+use crate::{Caller, Membership, Revision};
 
 /// Error code for an unknown session, as the official SDKs use it.
 const NOT_FOUND: i32 = -32001;
@@ -49,9 +50,10 @@ pub(super) struct Session {
     pub id: String,
     pub info: InitializeRequestParams,
     tenant: Tenant,
+    membership: Membership,
     endpoint: String,
     state: Mutex<SessionState>,
-    /// Cancelled when the session ends; its streams and calls end with it.
+    /// Cancelled when the session or its tenant's membership ends; its streams and calls end with it.
     pub ended: CancellationToken,
     _counted: Open,
 }
@@ -88,11 +90,12 @@ impl Sessions {
 
     /// Opens a session. At the limit it replaces the tenant's most dispensable session: one that was never used, or
     /// else the least recently used one. Returns `None` if the tenant has no session that is not busy.
-    pub(super) fn open(&self, tenant: Tenant, endpoint: &str, info: InitializeRequestParams) -> Option<Arc<Session>> {
+    pub(super) fn open(&self, caller: &Caller, endpoint: &str, info: InitializeRequestParams) -> Option<Arc<Session>> {
         let session = Arc::new(Session {
             id: Uuid::new_v4().to_string(),
             info,
-            tenant,
+            tenant: caller.tenant.clone(),
+            membership: caller.membership.clone(),
             endpoint: endpoint.to_owned(),
             state: Mutex::new(SessionState {
                 touched: Instant::now(),
@@ -103,10 +106,13 @@ impl Sessions {
                 asked: HashMap::new(),
                 replays: Vec::new(),
             }),
-            ended: CancellationToken::new(),
+            ended: caller.membership.token(),
             _counted: self.counters.session(),
         });
         let mut all = self.all();
+        if all.len() >= self.most {
+            all.retain(|_, session| !session.ended.is_cancelled());
+        }
         let own = all.values().filter(|other| other.tenant == session.tenant);
         if all.len() >= self.most || own.clone().count() >= self.most_per_tenant {
             let spare = own.filter_map(|other| Some((other.state().spare()?, &other.id))).min();
@@ -118,10 +124,11 @@ impl Sessions {
         Some(session)
     }
 
-    /// Returns the session if it belongs to the tenant and to this endpoint.
-    pub(super) fn find(&self, id: &str, tenant: &Tenant, endpoint: &str) -> Option<Arc<Session>> {
+    /// Returns the session if it belongs to the caller's tenant and to this endpoint, and has not ended.
+    pub(super) fn find(&self, id: &str, caller: &Caller, endpoint: &str) -> Option<Arc<Session>> {
         let session = self.all().get(id).cloned()?;
-        (session.tenant == *tenant && session.endpoint == endpoint).then(|| {
+        let is_own = session.tenant == caller.tenant && session.membership == caller.membership;
+        (is_own && session.endpoint == endpoint && !session.ended.is_cancelled()).then(|| {
             session.touch();
             session
         })
@@ -132,10 +139,13 @@ impl Sessions {
         session.ended.cancel();
     }
 
-    /// Ends the sessions that were idle for too long.
+    /// Ends the sessions that were idle for too long, and removes those that have ended.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
-        self.all().retain(|_, session| !session.end_if(|touched| now.duration_since(touched) >= self.idle));
+        let is_over = |session: &Session| {
+            session.ended.is_cancelled() || session.end_if(|touched| now.duration_since(touched) >= self.idle)
+        };
+        self.all().retain(|_, session| !is_over(session));
     }
 
     pub(super) fn close_all(&self) {
@@ -329,7 +339,7 @@ mod tests {
     }
 
     fn open(sessions: &Sessions) -> Option<Arc<Session>> {
-        sessions.open(Tenant::local(), "toy", super::super::endpoint::unknown_peer(ProtocolVersion::V_2025_11_25))
+        sessions.open(&Caller::local(None), "toy", super::super::endpoint::unknown_peer(ProtocolVersion::V_2025_11_25))
     }
 
     #[tokio::test]

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use super::{AuthConfig, AuthError, JwtConfig, KeySource, Quotas, Secret};
 use crate::config::{self, Config};
 
+/// File in the state directory with the names of the tenants that have or had a token.
+const RESERVED: &str = "tenants-with-tokens";
+
 impl AuthConfig {
     /// Returns who may read the metrics, if they have a token of their own.
     pub(crate) fn of_metrics(config: &Config) -> Result<Option<Self>, AuthError> {
@@ -32,6 +35,7 @@ impl AuthConfig {
             public_url,
             servers: auth.servers.clone(),
             quotas,
+            reserved: Some(config.state_dir.join(RESERVED)),
         })
     }
 }

@@ -26,22 +26,34 @@ pub(crate) struct Watched {
 
 impl Authenticator for Watched {
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
-        let caller = self.auth.admit(parts).map_err(|denied| {
-            let message = denied.message();
-            match &denied {
-                super::Denied::Unknown { .. } => self.observer.denied(DenialReason::Auth, &message, peer),
-                super::Denied::TooFast { tenant, .. } => {
-                    self.observer.throttled(DenialReason::Rate, &tenant.0, &message, peer);
-                }
-            }
-            Denied::from(denied)
-        })?;
-        let show_host_paths = caller.quotas.show_host_paths;
-        Ok(Caller { tenant: caller.tenant, connection: None, show_host_paths })
+        let caller = self.auth.admit(parts).map_err(|denied| self.report(denied, peer))?;
+        let super::Caller { tenant, quotas, membership } = caller;
+        Ok(Caller { tenant, connection: None, show_host_paths: quotas.show_host_paths, membership })
+    }
+
+    fn version(&self) -> u64 {
+        self.auth.version()
+    }
+
+    fn confirm(&self, parts: &Parts, peer: SocketAddr, caller: &Caller) -> Result<(), Denied> {
+        self.auth.confirm(parts, &caller.membership, &caller.tenant).map_err(|denied| self.report(denied, peer))
     }
 
     fn throttled(&self, tenant: &Tenant, peer: SocketAddr, why: &str) {
         self.observer.throttled(DenialReason::Quota, &tenant.0, why, peer);
+    }
+}
+
+impl Watched {
+    fn report(&self, denied: super::Denied, peer: SocketAddr) -> Denied {
+        let message = denied.message();
+        match &denied {
+            super::Denied::Unknown { .. } => self.observer.denied(DenialReason::Auth, &message, peer),
+            super::Denied::TooFast { tenant, .. } => {
+                self.observer.throttled(DenialReason::Rate, &tenant.0, &message, peer);
+            }
+        }
+        denied.into()
     }
 }
 

@@ -11,10 +11,11 @@ mod jwt;
 mod metadata;
 mod middleware;
 mod rate;
+mod reserved;
 mod signature;
 mod tenants;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use engine::op::Tenant;
 use http::StatusCode;
 use http::request::Parts;
+use mcp::Membership;
 use serde_json::{Value, json};
 use subtle::{Choice, ConstantTimeEq};
 
@@ -52,6 +54,8 @@ pub(crate) struct AuthConfig {
     pub servers: Vec<String>,
     /// Quotas that apply where a tenant's entry sets none.
     pub quotas: Quotas,
+    /// File that keeps the names of tenants that have or had a token.
+    pub reserved: Option<PathBuf>,
 }
 
 impl AuthConfig {
@@ -68,6 +72,8 @@ pub(crate) enum AuthError {
     Keys(#[from] KeysError),
     #[error("{0}")]
     Setting(String),
+    #[error("cannot keep the names of tenants in `{path}`")]
+    Reserved { path: PathBuf, source: std::io::Error },
     #[error(
         "the server's token (`auth.token` or `auth.token_file`) is also the token of tenant `{0}`; give each tenant its own token"
     )]
@@ -79,6 +85,7 @@ pub(crate) enum AuthError {
 pub(crate) struct Caller {
     pub tenant: Tenant,
     pub quotas: Quotas,
+    pub membership: Membership,
 }
 
 /// The refusal of a request. It reveals nothing that helps to guess a token.
@@ -132,15 +139,21 @@ pub(crate) struct Auth {
 
 /// Everything by which callers are identified. A reload replaces it as a whole.
 pub(crate) struct Identities {
+    /// Number of the reload.
+    version: u64,
+    /// The memberships of the tenants with a token.
+    members: BTreeMap<String, Membership>,
+    /// The membership of all subjects of the identity provider.
+    subjects: Membership,
     token: Option<[u8; 32]>,
     tenants: tenants::Tenants,
     jwt: Option<jwt::Verifier>,
     public_url: Option<String>,
     servers: Vec<String>,
     quotas: Quotas,
-    /// Names of tenants that had a token since the server started. No subject of the identity provider gets one of
-    /// them, because it would find what the tenant left.
-    reserved: HashSet<String>,
+    /// Names of tenants that have or had a token. No subject of the identity provider gets one of them, because it would
+    /// find what the tenant left.
+    reserved: BTreeSet<String>,
 }
 
 impl Auth {
@@ -165,7 +178,8 @@ impl Auth {
         new.start();
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let changes = known.changes(&new);
-        *known = Arc::new(new);
+        let before = std::mem::replace(&mut *known, Arc::new(new));
+        before.end_memberships(&known);
         changes
     }
 
@@ -205,6 +219,24 @@ impl Auth {
         self.charge(&caller).map(|()| caller)
     }
 
+    /// Returns a number that changes with each reload.
+    pub(crate) fn version(&self) -> u64 {
+        self.known().version
+    }
+
+    /// Refuses a request that was admitted before a reload and would not be admitted as one of the same member now.
+    pub(crate) fn confirm(&self, parts: &Parts, membership: &Membership, tenant: &Tenant) -> Result<(), Denied> {
+        if !self.required {
+            return Ok(());
+        }
+        let known = self.known();
+        let now = known.identify(parts)?;
+        match now.tenant == *tenant && now.membership == *membership {
+            true => Ok(()),
+            false => Err(known.unknown(parts, bearer::TokenError::Wrong)),
+        }
+    }
+
     fn charge(&self, caller: &Caller) -> Result<(), Denied> {
         let Some(per_second) = caller.quotas.calls_per_second else { return Ok(()) };
         let taken = self.buckets.take(&caller.tenant.0, per_second, Instant::now());
@@ -236,11 +268,42 @@ impl Identities {
         }
         let issuer = config.jwt.as_ref().and_then(|jwt| jwt.issuer.clone());
         let servers = if config.servers.is_empty() { issuer.into_iter().collect() } else { config.servers };
-        let mut reserved: HashSet<String> = tenants.with_tokens().map(str::to_owned).collect();
+        let mut reserved = match config.reserved {
+            Some(path) => {
+                reserved::add(&path, tenants.with_tokens()).map_err(|source| AuthError::Reserved { path, source })?
+            }
+            None => tenants.with_tokens().map(str::to_owned).collect(),
+        };
         reserved.extend(before.iter().flat_map(|before| before.reserved.iter().cloned()));
-        let before = before.and_then(|before| before.jwt.as_ref());
-        let jwt = config.jwt.map(|jwt| jwt::Verifier::open(jwt, before)).transpose()?;
-        Ok(Self { token, tenants, jwt, public_url: config.public_url, servers, quotas: config.quotas, reserved })
+        let local = token.map(|_| Tenant::local().0);
+        let names = tenants.with_tokens().map(str::to_owned).chain(local);
+        let known = |name: &str| before?.members.get(name).cloned();
+        let members = names.map(|name| (known(&name).unwrap_or_else(Membership::begin), name));
+        let members = members.map(|(membership, name)| (name, membership)).collect();
+        let verifier = before.and_then(|before| before.jwt.as_ref());
+        let jwt = config.jwt.map(|jwt| jwt::Verifier::open(jwt, verifier)).transpose()?;
+        let subjects = before.filter(|before| before.jwt.is_some()).map(|before| before.subjects.clone());
+        Ok(Self {
+            version: before.map_or(0, |before| before.version + 1),
+            members,
+            subjects: subjects.unwrap_or_else(Membership::begin),
+            token,
+            tenants,
+            jwt,
+            public_url: config.public_url,
+            servers,
+            quotas: config.quotas,
+            reserved,
+        })
+    }
+
+    /// Ends the memberships of the tenants that `new` does not have.
+    fn end_memberships(&self, new: &Self) {
+        let removed = self.members.iter().filter(|(name, _)| !new.members.contains_key(*name));
+        removed.for_each(|(_, membership)| membership.end());
+        if new.jwt.is_none() {
+            self.subjects.end();
+        }
     }
 
     fn start(&self) {
@@ -274,31 +337,40 @@ impl Identities {
     /// Returns the caller of a server that needs no token: a client that can connect is on this machine, or is the
     /// operator's gateway.
     fn everybody(&self) -> Caller {
-        Caller { tenant: Tenant::local(), quotas: Quotas { show_host_paths: true, ..self.quotas.clone() } }
+        let quotas = Quotas { show_host_paths: true, ..self.quotas.clone() };
+        Caller { tenant: Tenant::local(), quotas, membership: Membership::default() }
     }
 
     fn identify(&self, parts: &Parts) -> Result<Caller, Denied> {
-        let unknown = |refused: bearer::TokenError| {
-            let metadata = self.base(parts).map(|base| metadata::url(&base, parts.uri.path()));
-            Denied::Unknown { challenge: refused.challenge(metadata.as_deref()), message: refused.message() }
-        };
-        let token = bearer::token(&parts.headers).map_err(unknown)?;
-        self.caller(token).map_err(unknown)
+        let token = bearer::token(&parts.headers);
+        token.and_then(|token| self.caller(token)).map_err(|refused| self.unknown(parts, refused))
+    }
+
+    fn unknown(&self, parts: &Parts, refused: bearer::TokenError) -> Denied {
+        let metadata = self.base(parts).map(|base| metadata::url(&base, parts.uri.path()));
+        Denied::Unknown { challenge: refused.challenge(metadata.as_deref()), message: refused.message() }
     }
 
     fn caller(&self, token: &str) -> Result<Caller, bearer::TokenError> {
         let digest = sha256(token);
         if self.token.is_some_and(|expected| same(&expected, &digest)) {
-            return Ok(Caller { tenant: Tenant::local(), quotas: self.quotas.clone() });
+            let (tenant, quotas) = (Tenant::local(), self.quotas.clone());
+            return Ok(Caller { membership: self.membership(&tenant.0), tenant, quotas });
         }
-        let name = match (self.tenants.by_digest(&digest), &self.jwt) {
-            (Some(entry), _) => entry.name.clone(),
-            (None, Some(jwt)) => self.tenants.name_of_subject(&jwt.subject(token)?, &self.reserved),
+        let (name, membership) = match (self.tenants.by_digest(&digest), &self.jwt) {
+            (Some(entry), _) => (entry.name.clone(), self.membership(&entry.name)),
+            (None, Some(jwt)) => {
+                (self.tenants.name_of_subject(&jwt.subject(token)?, &self.reserved), self.subjects.clone())
+            }
             (None, None) => return Err(bearer::TokenError::Wrong),
         };
         let own = self.tenants.quotas_of(&name);
         let quotas = own.map_or_else(|| self.quotas.clone(), |own| own.or(&self.quotas));
-        Ok(Caller { tenant: Tenant(name), quotas })
+        Ok(Caller { tenant: Tenant(name), quotas, membership })
+    }
+
+    fn membership(&self, name: &str) -> Membership {
+        self.members.get(name).cloned().unwrap_or_default()
     }
 
     /// Returns scheme and host of this server as its clients know it. A malformed `Host` is not repeated.
@@ -338,202 +410,4 @@ pub(crate) fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use http::Request;
-
-    use super::*;
-    use testkit::scratch::Scratch;
-    use text::hex;
-
-    const TOKEN: &str = "correct-horse-battery-staple";
-
-    fn with_token() -> Auth {
-        Auth::open(AuthConfig { token: Some(Secret::parse(TOKEN).unwrap()), ..AuthConfig::default() }).unwrap()
-    }
-
-    fn parts(uri: &str, headers: &[(&str, &str)]) -> Parts {
-        let mut request = Request::post(uri).header("host", "127.0.0.1:8775");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        request.body(()).unwrap().into_parts().0
-    }
-
-    /// Covers hostile row A24.
-    #[test]
-    fn only_the_whole_token_in_one_header_is_let_in() {
-        const META: &str = r#"resource_metadata="http://127.0.0.1:8775/.well-known/oauth-protected-resource/mcp""#;
-        let missing = format!(r#"Bearer realm="sandpool", {META}"#);
-        let wrong = format!(
-            r#"Bearer realm="sandpool", error="invalid_token", error_description="the token is not valid", {META}"#
-        );
-        let broken = format!(
-            r#"Bearer realm="sandpool", error="invalid_request", error_description="exactly one header `Authorization: Bearer <token>` is expected", {META}"#
-        );
-        let good = format!("Bearer {TOKEN}");
-        let cases: &[(&str, &str, &[&str], Option<&str>)] = &[
-            ("right", "/mcp", &[&good], None),
-            ("lower-case scheme", "/mcp", &[&good.replace("Bearer", "bearer")], None),
-            ("two spaces", "/mcp", &[&good.replace(' ', "  ")], None),
-            ("missing", "/mcp", &[], Some(&missing)),
-            ("in the query", &format!("/mcp?access_token={TOKEN}&token={TOKEN}"), &[], Some(&missing)),
-            ("wrong", "/mcp", &["Bearer wrong"], Some(&wrong)),
-            ("a prefix", "/mcp", &[&good[..good.len() - 1]], Some(&wrong)),
-            ("longer", "/mcp", &[&format!("{good}x")], Some(&wrong)),
-            ("other case", "/mcp", &[&good.replace("horse", "Horse")], Some(&wrong)),
-            ("its hash", "/mcp", &[&format!("Bearer {}", hex(&sha256(TOKEN)))], Some(&wrong)),
-            ("empty", "/mcp", &["Bearer "], Some(&broken)),
-            ("scheme alone", "/mcp", &["Bearer"], Some(&broken)),
-            ("no scheme", "/mcp", &[TOKEN], Some(&broken)),
-            ("another scheme", "/mcp", &[&good.replace("Bearer", "Basic")], Some(&broken)),
-            ("two tokens", "/mcp", &[&format!("{good} {TOKEN}")], Some(&broken)),
-            ("a list", "/mcp", &[&format!("{good}, {good}")], Some(&broken)),
-            ("two headers", "/mcp", &[&good, &good], Some(&broken)),
-            ("two headers, one wrong", "/mcp", &["Bearer wrong", &good], Some(&broken)),
-        ];
-        let auth = with_token();
-        for (what, uri, values, challenge) in cases {
-            let headers: Vec<_> = values.iter().map(|value| ("authorization", *value)).collect();
-            let admitted = auth.admit(&parts(uri, &headers));
-            match challenge {
-                None => assert_eq!(admitted.expect(what).tenant, Tenant::local(), "{what}"),
-                Some(challenge) => {
-                    let denied = admitted.expect_err(what);
-                    assert_eq!(denied.status(), 401, "{what}");
-                    assert_eq!(denied.header(), (http::header::WWW_AUTHENTICATE, challenge.to_string()), "{what}");
-                    http::HeaderValue::from_str(&denied.header().1).expect(what);
-                    assert!(!denied.body().to_string().contains(TOKEN), "{what}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn bytes_that_are_no_text_are_no_token() {
-        let mut parts = parts("/mcp", &[]);
-        parts.headers.insert("authorization", http::HeaderValue::from_bytes(b"Bearer \xff\xfe").unwrap());
-        assert_eq!(with_token().admit(&parts).unwrap_err().status(), 401);
-    }
-
-    /// Covers hostile row X25.
-    #[test]
-    fn no_other_header_says_who_a_caller_is() {
-        let spoofs =
-            ["x-user", "x-tenant", "x-forwarded-user", "x-forwarded-for", "forwarded", "x-remote-user", "cookie"];
-        let auth = with_token();
-        for name in spoofs {
-            for value in [TOKEN, "admin", "for=127.0.0.1;by=admin"] {
-                let denied = auth.admit(&parts("/mcp", &[(name, value)])).unwrap_err();
-                assert_eq!(denied.status(), 401, "{name}");
-                let good = format!("Bearer {TOKEN}");
-                let caller = auth.admit(&parts("/mcp", &[("authorization", &good), (name, value)])).unwrap();
-                assert_eq!(caller.tenant, Tenant::local(), "{name}");
-            }
-        }
-        let headers = [("x-forwarded-host", "evil.example"), ("x-forwarded-proto", "https")];
-        let (_, challenge) = auth.admit(&parts("/mcp", &headers)).unwrap_err().header();
-        assert!(challenge.contains("http://127.0.0.1:8775/"), "{challenge}");
-    }
-
-    #[test]
-    fn without_anything_configured_everybody_is_the_local_tenant() {
-        let auth = Auth::open(AuthConfig::default()).unwrap();
-        let caller = auth.admit(&parts("/mcp", &[("authorization", "Bearer whatever")])).unwrap();
-        assert_eq!(caller.tenant, Tenant::local());
-        assert!(caller.quotas.show_host_paths);
-    }
-
-    #[test]
-    fn each_tenant_is_who_his_token_says_with_his_own_rate() {
-        let dir = Scratch::new();
-        let tenant = |name: &str, token: &str, quotas: &str| {
-            format!("[[tenant]]\nname = '{name}'\ntoken_sha256 = '{}'\n{quotas}\n", hex(&sha256(token)))
-        };
-        let file = tenant("blue", "blue-token", "quotas = { calls_per_second = 2, runs = 1 }")
-            + &tenant("green", "green-token", "");
-        let config = AuthConfig {
-            token: Some(Secret::parse(TOKEN).unwrap()),
-            tenants: Some(dir.write("tenants.toml", &file)),
-            quotas: Quotas { contexts: Some(7), ..Quotas::default() },
-            ..AuthConfig::default()
-        };
-        let auth = Auth::open(config.clone()).unwrap();
-        let admit = |token: &str| {
-            let bearer = format!("Bearer {token}");
-            auth.admit(&parts("/mcp", &[("authorization", &bearer)]))
-        };
-        let blue = admit("blue-token").unwrap();
-        assert_eq!((blue.tenant.0.as_str(), blue.quotas.runs, blue.quotas.contexts), ("blue", Some(1), Some(7)));
-        assert_eq!(admit("green-token").unwrap().tenant.0, "green");
-        assert_eq!(admit(TOKEN).unwrap().tenant, Tenant::local());
-        assert_eq!(admit("red-token").unwrap_err().status(), 401);
-        let refused = (0..10).filter_map(|_| admit("blue-token").err()).next_back().unwrap();
-        assert_eq!(refused.status(), 429);
-        assert!((0..100).all(|_| admit("green-token").is_ok()), "another's rate is none of his");
-        assert_eq!(
-            auth.tenants().into_iter().map(|(tenant, quotas)| (tenant.0, quotas.contexts)).collect::<Vec<_>>(),
-            ["local", "blue", "green"].map(|name| (name.to_owned(), Some(7)))
-        );
-        // After a reload only the new tokens are let in.
-        let file = tenant("blue", "other-token", "quotas = { runs = 2 }") + &tenant("red", "red-token", "");
-        std::fs::write(dir.0.join("tenants.toml"), file).unwrap();
-        let changes = auth.replace(auth.reopen(AuthConfig { token: None, ..config.clone() }).unwrap());
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let changed = vec![("blue".to_owned(), vec!["token", "quotas"])];
-        let (added, removed) = (names(&["red"]), names(&["green", "local"]));
-        let claimed = vec!["red".to_owned()];
-        assert_eq!(changes, TenantChanges { added, removed, claimed, changed });
-        for token in ["blue-token", "green-token", TOKEN] {
-            assert_eq!(admit(token).unwrap_err().status(), 401, "{token}");
-        }
-        assert_eq!((admit("other-token").unwrap().quotas.runs, admit("red-token").is_ok()), (Some(2), true));
-        assert!(auth.reopen(AuthConfig::default()).is_err(), "nobody is let in without a token by a reload");
-        let file = tenant("blue", "blue-token", "") + &tenant("green", "green-token", "");
-        std::fs::write(dir.0.join("tenants.toml"), file).unwrap();
-        let shared = AuthConfig { token: Some(Secret::parse("blue-token").unwrap()), ..config };
-        let error = Auth::open(shared).err().unwrap().to_string();
-        assert_eq!(
-            error,
-            "the server's token (`auth.token` or `auth.token_file`) is also the token of tenant `blue`; give each tenant its own token"
-        );
-    }
-
-    #[test]
-    fn a_host_that_is_none_is_not_repeated() {
-        let mut parts = parts("/mcp", &[]);
-        parts.headers.insert("host", http::HeaderValue::from_static("a\", error=\"x"));
-        let (_, challenge) = with_token().admit(&parts).unwrap_err().header();
-        assert_eq!(challenge, r#"Bearer realm="sandpool""#);
-    }
-
-    #[test]
-    fn over_calls_per_second_is_429_with_a_time_to_wait() {
-        let (tenant, retry_after) = (Tenant::local(), Duration::from_millis(1200));
-        let denied = Denied::TooFast { tenant, retry_after, per_second: 2.5 };
-        assert_eq!(denied.status(), 429);
-        assert_eq!(denied.header(), (http::header::RETRY_AFTER, "2".into()));
-        assert_eq!(
-            denied.body(),
-            json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600,
-                "message": "over the quota `calls_per_second` (2.5); try again later"}})
-        );
-    }
-
-    #[test]
-    fn without_a_token_only_loopback_is_bound() {
-        let refused = bind_allowed("0.0.0.0:8775".parse().unwrap(), false, false).unwrap_err();
-        assert_eq!(
-            refused,
-            "refusing to listen on `0.0.0.0:8775` without authentication: anybody who reaches it could run code here; set \
-             `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway in front of it checks every request"
-        );
-        for loopback in ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-            assert_eq!(bind_allowed(loopback.parse().unwrap(), false, false), Ok(()), "{loopback}");
-        }
-        for open in ["[::]:1", "192.0.2.1:1", "[::ffff:192.0.2.1]:1", "[fe80::1]:1"] {
-            assert!(bind_allowed(open.parse().unwrap(), false, false).is_err(), "{open}");
-            assert_eq!(bind_allowed(open.parse().unwrap(), true, false), Ok(()), "{open}");
-            assert_eq!(bind_allowed(open.parse().unwrap(), false, true), Ok(()), "{open}");
-        }
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@
 //! network = "packages"      # a policy of the configuration file, which narrows what the sandboxes may reach
 //! ```
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -185,7 +185,7 @@ impl Tenants {
 
     /// Returns the tenant name for a subject of the identity provider. A subject that is not a valid name, or that
     /// equals the name of a tenant with a token or one of `reserved`, gets a name made from its hash.
-    pub(crate) fn name_of_subject(&self, subject: &str, reserved: &HashSet<String>) -> String {
+    pub(crate) fn name_of_subject(&self, subject: &str, reserved: &BTreeSet<String>) -> String {
         let taken = reserved.contains(subject) || self.with_tokens().any(|name| name == subject);
         if check_name(subject).is_ok() && !taken {
             return subject.into();
@@ -387,7 +387,7 @@ mod tests {
             hex("one")
         );
         let tenants = Tenants::parse(&text, true, &Policies::default()).unwrap();
-        let none = HashSet::new();
+        let none = BTreeSet::new();
         assert_eq!(tenants.name_of_subject("alice", &none), "alice");
         assert_eq!(tenants.quotas_of("alice").unwrap().contexts, Some(1));
         assert_eq!(tenants.name_of_subject("bob", &none), "bob");

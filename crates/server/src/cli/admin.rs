@@ -26,16 +26,16 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum AdminOrder {
-    /// List the contexts of all tenants
+    /// List the contexts of all tenants, and the conversations in which code runs
     Ps(Select),
-    /// Describe one context: its state, limits, memory, processes, network and mounts
+    /// Describe one context, or a conversation in which code runs: its state, limits, memory, processes, network and mounts
     Inspect {
         /// Id of the context
         id: String,
         #[command(flatten)]
         select: Select,
     },
-    /// Stop a context and everything that runs in it
+    /// Stop a context and everything that runs in it, or the code that runs in a conversation
     Stop {
         /// Id of the context
         id: String,

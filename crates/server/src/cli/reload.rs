@@ -189,6 +189,7 @@ impl Reloader {
         }
         // From here on nothing can fail. Tokens come first: what a removed tenant begins afterwards would stay.
         let tenants = self.auth.replace(identities);
+        self.observer.metrics.configure_tenants(self.auth.tenants().into_iter().map(|(tenant, _)| tenant.0));
         // A subject of the identity provider may have had a name that belongs to a tenant with a token now.
         for name in &tenants.claimed {
             self.engine.remove_tenant(&Tenant(name.clone()));

@@ -82,6 +82,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let engine = Engine::new(engine_config, backend);
     otel::start(&context)?;
     let observer = Arc::new(observer(config, &engine)?.with_otel(context.otel.clone()));
+    observer.metrics.configure_tenants(auth.tenants().into_iter().map(|(tenant, _)| tenant.0));
     let no_more_notices = CancellationToken::new();
     let watching = tokio::spawn(watch(engine.clone(), observer.clone(), no_more_notices.clone()));
 
@@ -431,13 +432,7 @@ impl Server {
     }
 
     fn routes(&self, auth: Arc<Auth>, signer: Option<dialects::links::Signer>) -> Router {
-        let (serving, receiving) = (self.observer.clone(), self.observer.clone());
-        let settings = files::Settings {
-            signer,
-            on_served: Arc::new(move |served| serving.file_served(served)),
-            on_received: Arc::new(move |received| receiving.file_received(received)),
-            ..files::Settings::default()
-        };
+        let settings = files::Settings { signer, observer: self.observer.clone(), ..files::Settings::default() };
         self.health_routes().merge(auth::routes(auth)).merge(files::router(self.engine.clone(), settings))
     }
 

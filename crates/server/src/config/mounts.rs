@@ -509,6 +509,8 @@ mod tests {
             assert!(refused.starts_with("`microsandbox.volumes` (from "), "{refused}");
             assert!(refused.contains(&format!("(`{setting}`), which code must not reach")), "{refused}");
         }
+        let refused = volumes("/proc:/v:ro").unwrap_err();
+        assert!(refused.contains("is a part of the system"), "{refused}");
         assert_eq!(volumes("DIR/project:/v"), Ok(()));
         assert_eq!(volumes("DIR/home/.local/share:/v:ro"), Ok(()));
     }

@@ -38,10 +38,21 @@ pub(super) async fn read(server: &McpServer, uri: &str, context: &McpContext) ->
         _ => String::new(),
     };
     let outcome = execute(server, op, context).await;
+    let result =
+        outcome.map_err(|error| render_error(uri, &error, &links)).and_then(|outcome| render(uri, outcome, &links));
     let (surface, caller) = (&server.surface, &server.caller);
-    let origin = super::origin(context);
-    surface.observer.resource_read(&caller.tenant.0, surface.dialect.id, &key, &origin, outcome.is_ok());
-    outcome.map_err(|error| render_error(uri, &error, &links)).and_then(|outcome| render(uri, outcome, &links))
+    let bytes = result.as_ref().ok().map(|result| result.contents.iter().map(size).sum());
+    surface.observer.resource_read(&caller.tenant.0, surface.dialect.id, &key, &super::origin(context), bytes);
+    result
+}
+
+/// Returns the number of bytes of the content as it is sent.
+fn size(contents: &ResourceContents) -> u64 {
+    match contents {
+        ResourceContents::TextResourceContents { text: content, .. }
+        | ResourceContents::BlobResourceContents { blob: content, .. } => content.len() as u64,
+        _ => 0,
+    }
 }
 
 async fn execute(server: &McpServer, op: Op, context: &McpContext) -> Result<Outcome, EngineError> {

@@ -1,9 +1,9 @@
 //! A client that sends exactly the bytes it is told to, and a server for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::routing::get;
@@ -11,8 +11,8 @@ use engine::op::Tenant;
 use futures_util::FutureExt;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use mcp::Caller;
 use mcp::http::{App, Authenticator, Counters, Denied, Endpoint, HttpOptions, serve};
+use mcp::{Caller, Membership};
 use serde_json::{Value, json};
 pub use testkit::http::Answer;
 use testkit::http::Connection;
@@ -43,28 +43,69 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
 #[derive(Default)]
 pub struct TestGate {
     hasty: AtomicUsize,
+    version: AtomicU64,
+    members: Mutex<HashMap<String, Membership>>,
+    removed: Mutex<HashSet<String>>,
+}
+
+impl TestGate {
+    /// Removes a tenant as a reload does.
+    pub fn remove(&self, tenant: &str) {
+        self.removed.lock().unwrap().insert(tenant.into());
+        self.version.fetch_add(1, Ordering::SeqCst);
+        if let Some(membership) = self.members.lock().unwrap().remove(tenant) {
+            membership.end();
+        }
+    }
+
+    /// Whether a request of this tenant was admitted since it was added.
+    pub fn knows(&self, tenant: &str) -> bool {
+        self.members.lock().unwrap().contains_key(tenant)
+    }
+
+    /// Adds a removed tenant again.
+    pub fn add(&self, tenant: &str) {
+        self.removed.lock().unwrap().remove(tenant);
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Authenticator for TestGate {
     fn admit(&self, parts: &Parts, _: SocketAddr) -> Result<Caller, Denied> {
         let tenant = parts.headers.get("x-tenant").map_or("local", |value| value.to_str().unwrap());
-        if tenant == "nobody" {
-            let headers = HeaderMap::from_iter([(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))]);
-            let body = json!({ "error": "who are you" });
-            return Err(Denied { status: StatusCode::UNAUTHORIZED, headers: Box::new(headers), body });
+        if tenant == "nobody" || self.removed.lock().unwrap().contains(tenant) {
+            return Err(unknown());
         }
         if tenant == "hasty" && self.hasty.fetch_add(1, Ordering::SeqCst) >= 10 {
             let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, HeaderValue::from_static("1"))]);
             let body = json!({ "error": "too fast" });
             return Err(Denied { status: StatusCode::TOO_MANY_REQUESTS, headers: Box::new(headers), body });
         }
-        Ok(Caller { tenant: Tenant(tenant.into()), connection: None, show_host_paths: false })
+        let mut members = self.members.lock().unwrap();
+        let membership = members.entry(tenant.into()).or_insert_with(Membership::begin).clone();
+        Ok(Caller { tenant: Tenant(tenant.into()), connection: None, show_host_paths: false, membership })
     }
+
+    fn version(&self) -> u64 {
+        self.version.load(Ordering::SeqCst)
+    }
+
+    fn confirm(&self, parts: &Parts, peer: SocketAddr, caller: &Caller) -> Result<(), Denied> {
+        let now = self.admit(parts, peer)?;
+        (now.membership == caller.membership).then_some(()).ok_or_else(unknown)
+    }
+}
+
+fn unknown() -> Denied {
+    let headers = HeaderMap::from_iter([(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))]);
+    let body = json!({ "error": "who are you" });
+    Denied { status: StatusCode::UNAUTHORIZED, headers: Box::new(headers), body }
 }
 
 pub struct Server {
     pub address: SocketAddr,
     pub toy: Toy,
+    pub gate: Arc<TestGate>,
     pub counters: Counters,
     pub shutdown: CancellationToken,
     pub now: CancellationToken,
@@ -91,12 +132,12 @@ impl Server {
     }
 
     pub async fn serving(options: HttpOptions, toy: Toy, endpoint: impl Fn() -> Endpoint) -> Self {
-        let counters = Counters::default();
+        let (counters, gate) = (Counters::default(), Arc::<TestGate>::default());
         let app = App {
             options,
             counters: counters.clone(),
             log: telemetry::logging::lines::log_http,
-            authenticator: Arc::new(TestGate::default()),
+            authenticator: gate.clone(),
             endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
             default: "toy".into(),
             routes: axum::Router::new().route("/healthz", get(async || "ok")),
@@ -105,7 +146,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (shutdown, now) = (CancellationToken::new(), CancellationToken::new());
         let task = tokio::spawn(serve(listener, app, shutdown.clone(), now.clone()));
-        Self { address, toy, counters, shutdown, now, task }
+        Self { address, toy, gate, counters, shutdown, now, task }
     }
 
     pub async fn client(&self) -> Client {

@@ -8,6 +8,7 @@ mod files;
 mod log;
 mod neighbours;
 mod protocol;
+mod removal;
 mod sessions;
 mod shutdown;
 mod toy;

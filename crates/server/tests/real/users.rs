@@ -1,4 +1,5 @@
-//! A server of an ordinary user for whom there is no cgroup: which limits hold, and what is said about them.
+//! A server of an ordinary user for whom there is no cgroup, and one of root without all capabilities: which limits hold,
+//! and what is said about them.
 
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
@@ -94,4 +95,42 @@ fn an_ordinary_user_without_a_cgroup_is_told_only_limits_that_hold() {
     assert!(fine["stdout"].as_str().is_some_and(|text| text.contains("again")), "{fine}");
     let fine = called(&mut client, "run_code", json!({"context": "neighbour", "code": "print(x)"}));
     assert!(fine["stdout"].as_str().is_some_and(|text| text.contains("42")), "{fine}");
+}
+
+/// W80: a server of root without a capability that each sandbox needs says so, and does not start.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+fn w80_doctor_and_server_name_the_capability_that_is_missing() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP: only root has capabilities that could be missing");
+        return;
+    }
+    let state = StateDir::new("capabilities");
+    let run = |without: &str, arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", without, env!("CARGO_BIN_EXE_sandpool")]).args(arguments);
+        let output = command.arg("--state-dir").arg(state.0.join("state")).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    for (without, name, needed) in [
+        ("-net_admin", "NET_ADMIN", "NET_ADMIN for its loopback interface"),
+        ("-chown", "CHOWN", "CHOWN for the owner of its files"),
+        ("-setuid,-setgid", "SETUID", "SETUID for its uid, SETGID for its gid"),
+    ] {
+        let (ok, said, complaint) = run(without, &["doctor", "--json"]);
+        let report: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said} {complaint}"));
+        assert_eq!((ok, &report["can_run"], &report["level"]), (false, &json!(false), &Value::Null), "{without}");
+        assert!(report["refusal"].as_str().unwrap().contains(needed), "{report:#}");
+        let layers = report["layers"].as_array().unwrap();
+        let layer = layers.iter().find(|layer| layer["layer"] == "capabilities").unwrap();
+        assert_eq!(layer["state"], "off", "{layer}");
+        assert!(layer["what_to_do"].as_str().unwrap().contains(&format!("--cap-add {name}")), "{layer}");
+        let (ok, _, complaint) = run(without, &["serve", "--listen", "127.0.0.1:0"]);
+        assert!(!ok && complaint.contains(needed), "{without}: {complaint}");
+    }
+    let (_, said, _) = run("+all", &["doctor", "--json"]);
+    let report: Value = serde_json::from_str(&said).unwrap();
+    let layers = report["layers"].as_array().unwrap();
+    assert_eq!(layers.iter().find(|layer| layer["layer"] == "capabilities").unwrap()["state"], "on", "{report:#}");
 }

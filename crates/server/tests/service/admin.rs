@@ -1,6 +1,7 @@
 //! `sandpool admin` against a running server.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
@@ -198,6 +199,81 @@ fn the_use_of_each_tenant_is_metered_and_outlives_the_server() {
     assert!(after[0]["cpu_seconds"].as_f64().unwrap() >= day["cpu_seconds"].as_f64().unwrap(), "{after}");
     assert!(done(&next, &["usage"]).contains("blue"));
     next.finish();
+}
+
+/// W78: bytes that moved count, whether the file was complete or not.
+#[test]
+fn files_that_were_moved_only_in_part_count_the_bytes_that_moved() {
+    let service = Service::start("usage-of-files");
+    let mut blue = service.client("blue", "sandpool");
+    let used = || {
+        let days = json_of(&service, &["usage", "--tenant", "blue", "--format", "json"]);
+        ["bytes_in", "bytes_out"]
+            .map(|name| days.as_array().unwrap().iter().map(|day| day[name].as_u64().unwrap()).sum())
+    };
+    let path_of = |link: &Value| format!("/{}", link["url"].as_str().unwrap().splitn(4, '/').nth(3).unwrap());
+    blue.good("run_code", json!({ "code": "open('big', 'wb').truncate(200 << 20)\nopen('small', 'w').write('abc')" }));
+    let small = blue.good("read_file", json!({ "path": "small" }));
+    let uri = small["url"].as_str().unwrap_or_else(|| panic!("{small}")).to_owned();
+    let big = format!("/files/{}/big", uri.split('/').nth(4).unwrap());
+    let upload = path_of(&blue.good("upload_link", json!({ "path": "up" })));
+    let before: [u64; 2] = used();
+    let read = blue.request("resources/read", json!({ "uri": uri }));
+    let content = &read["result"]["contents"][0];
+    let length = content["text"].as_str().or(content["blob"].as_str()).unwrap_or_else(|| panic!("{read}")).len() as u64;
+    assert_eq!(used(), [before[0], before[1] + length]);
+
+    let send = |request: String| {
+        let mut stream = TcpStream::connect(service.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    };
+    let host = service.address;
+    let broken =
+        send(format!("PUT {upload} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 1000\r\n\r\n{}", "x".repeat(400)));
+    eventually("the part of the upload", || used()[0] == before[0] + 400);
+    drop(broken);
+    eventually("the journal", || journal(&service.state().0).iter().any(|line| line["event"] == "upload_failed"));
+
+    let mut broken = send(format!("GET {big} HTTP/1.1\r\nhost: {host}\r\n\r\n"));
+    broken.read_exact(&mut [0; 100_000]).unwrap();
+    drop(broken);
+    let is_read = |line: &Value| line["event"] == "file_read" && line["outcome"] == "incomplete";
+    eventually("the journal", || journal(&service.state().0).iter().any(is_read));
+    let lines = journal(&service.state().0);
+    let sent = lines.iter().find(|line| is_read(line)).unwrap()["bytes_out"].as_u64().unwrap();
+    assert!((100_000..200 << 20).contains(&sent), "{sent}");
+    assert_eq!(used(), [before[0] + 400, before[1] + length + sent]);
+    service.finish();
+}
+
+#[test]
+fn code_that_runs_in_a_conversation_is_listed_described_and_stopped() {
+    let service = Service::start("admin-conversations");
+    let mut blue = service.client("blue", "conversation");
+    let run = |code: &str| json!({ "conversationId": "talk", "language": "python", "code": code });
+    blue.good("sandbox.run_code", run("open('/data/kept.txt', 'w').write('kept')"));
+    let listed = || json_of(&service, &["ps", "--of-dialect", "conversation", "--json"]);
+    assert_eq!(listed(), json!([]));
+    let hanging = std::thread::spawn({
+        let (mut blue, code) = (service.client("blue", "conversation"), run("import time; time.sleep(25)"));
+        move || blue.call("sandbox.run_code", code)
+    });
+    eventually("the run is listed", || listed().as_array().unwrap().len() == 1);
+    let all = listed();
+    for (name, value) in [("id", "talk"), ("tenant", "blue"), ("dialect", "conversation"), ("state", "running")] {
+        assert_eq!(all[0][name], value, "{all}");
+    }
+    assert!(all[0]["memory_bytes"].as_u64().unwrap() > 1 << 20 && all[0].get("key").is_none(), "{all}");
+    assert!(done(&service, &["inspect", "talk"]).contains("limits"));
+    assert!(refused(&service, &["stop", "talk", "--tenant", "green"]).contains("there is no context"));
+    assert_eq!(done(&service, &["stop", "talk"]), "stopped talk of blue\n");
+    let answer = hanging.join().unwrap();
+    assert!(answer.to_string().contains("the operator stopped it"), "{answer}");
+    assert_eq!(listed(), json!([]));
+    let kept = blue.good("sandbox.run_code", run("print(open('/data/kept.txt').read())"));
+    assert!(kept.to_string().contains("kept"), "{kept}");
+    service.finish();
 }
 
 #[test]

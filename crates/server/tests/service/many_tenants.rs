@@ -255,7 +255,7 @@ impl Client<'_> {
             Ok(file) if file.status == 200 => file,
             failed => {
                 assert!(self.was_removed(), "{} lost a download: {failed:?}", self.seat.name);
-                // A download that breaks off is reported as if it were complete.
+                // A download that breaks off counts the bytes that were sent.
                 self.tally.broken_off += if failed.is_err() { content.len() as u64 } else { 0 };
                 return None;
             }

@@ -1,5 +1,7 @@
 //! SIGHUP and a changed tenants file, with contexts of several tenants alive.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -131,6 +133,74 @@ fn a_changed_tenants_file_is_loaded_by_itself() {
     let answer = hanging.join().unwrap();
     assert!(answer.get("error").is_some() || answer["result"]["isError"] == true, "{answer}");
     canary.sings("the reload");
+    service.finish();
+}
+
+/// A POST to `/mcp` whose body is sent later. The server has admitted it when it asks for the body.
+struct Begun(TcpStream, String);
+
+impl Begun {
+    fn new(service: &Service, token: &str, body: Value) -> Self {
+        let body = body.to_string();
+        let mut stream = TcpStream::connect(service.address).unwrap();
+        let (host, length) = (service.address, body.len());
+        let head = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut asked = [0; 25];
+        stream.read_exact(&mut asked).unwrap();
+        assert_eq!(asked, *b"HTTP/1.1 100 Continue\r\n\r\n");
+        Self(stream, body)
+    }
+
+    fn finish(mut self) -> String {
+        self.0.write_all(self.1.as_bytes()).unwrap();
+        let mut answer = String::new();
+        self.0.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+/// W75 and W76.
+#[test]
+fn nothing_that_a_tenant_began_outlives_its_token_or_is_its_successors() {
+    let service = Service::start("removal");
+    let mut canary = service.canary();
+    let canarys = entry("canary", &token("canary"), "");
+    let reload = |entries: &[String], added: &str| {
+        write_tenants(&service, entries);
+        service.signal(Signal::HUP);
+        eventually("the new token", || status(&service, added) == 200);
+    };
+    let run = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": { "name": "run_code", "arguments": { "code": "print(1)" } } });
+    let info = json!({ "name": "test", "version": "1" });
+    let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize",
+        "params": { "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info } });
+    let green = service.account("green");
+    let post = |headers: &[(&str, &str)], body: &Value| {
+        let headers = [&[("content-type", "application/json")], headers].concat();
+        green.ask("POST", "/mcp", &headers, body.to_string().as_bytes()).unwrap()
+    };
+    let session = post(&[], &initialize).header("mcp-session-id").unwrap().to_owned();
+    let own = ("mcp-session-id", session.as_str());
+    let ping = json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" });
+    assert_eq!(post(&[own], &ping).status, 200);
+    let begun = [token("blue"), token("green"), token("canary")].map(|token| Begun::new(&service, &token, run.clone()));
+    let another = "another-token-of-blue-3c";
+    reload(&[entry("blue", another, ""), canarys.clone()], another);
+    let answers = begun.map(Begun::finish);
+    let unknown = |answer: &str| {
+        answer.starts_with("HTTP/1.1 401 ") && answer.contains("www-authenticate: Bearer ") && answer.contains("-32600")
+    };
+    assert!(unknown(&answers[0]) && unknown(&answers[1]), "{answers:?}");
+    assert!(answers[2].starts_with("HTTP/1.1 200 "), "{answers:?}");
+    // Green comes back, with the same token.
+    reload(&[entry("green", &token("green"), ""), canarys], &token("green"));
+    assert_eq!((post(&[own], &ping).status, post(&[], &ping).status), (404, 200));
+    canary.sings("the removal");
     service.finish();
 }
 
