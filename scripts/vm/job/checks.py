@@ -5,7 +5,7 @@ import sys
 import time
 
 import attacks
-from mcp import Stdio, cgroups, check, counted, failed, passed
+from mcp import FORKS, Stdio, cgroups, check, counted, failed, passed
 
 SETTINGS = """
 [dialect.sandpool]
@@ -28,19 +28,6 @@ for _ in range(2):
         burn(6); os._exit(0)
     children.append(child)
 for child in children: os.waitpid(child, 0)
-"""
-FORKS = """
-import os, time
-made = []
-try:
-    for _ in range(200):
-        child = os.fork()
-        if not child:
-            time.sleep(1000); os._exit(0)
-        made.append(child)
-except OSError as error:
-    print(len(made), error.errno)
-for child in made: os.kill(child, 9); os.waitpid(child, 0)
 """
 FILL = """
 try:

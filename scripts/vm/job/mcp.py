@@ -12,6 +12,20 @@ import urllib.request
 
 PROGRAM = "/opt/job/sandpool"
 PATIENCE = 300
+# Prints how many processes code could start, and the error of the next one.
+FORKS = """
+import os, time
+made = []
+try:
+    for _ in range(200):
+        child = os.fork()
+        if not child:
+            time.sleep(1000); os._exit(0)
+        made.append(child)
+except OSError as error:
+    print(len(made), error.errno)
+for child in made: os.kill(child, 9); os.waitpid(child, 0)
+"""
 
 
 class Client:
@@ -106,6 +120,14 @@ def check(name, expected, act):
         failed.append(name)
     shown = "" if well else "  " + json.dumps(got, default=str)[:1500]
     print(f"{'ok  ' if well else 'FAIL'} {time.time() - begun:6.1f} s  {name}{shown}", flush=True)
+    return got
+
+
+def wait_for(act, holds):
+    """Repeats `act` until `holds` is true of its result. Returns the last result."""
+    end = time.time() + PATIENCE
+    while not holds(got := act()) and time.time() < end:
+        time.sleep(0.5)
     return got
 
 
