@@ -263,3 +263,17 @@ async fn w53_a_flood_of_uploads_leaves_room_to_other_tenants() {
     assert!(backend.living() <= 3 + 32, "{}", backend.living());
     eventually("they go after a few seconds", || backend.living() == 3).await;
 }
+
+/// W94: the sandbox behind the files of a conversation is metered, although no code runs in it.
+#[tokio::test(start_paused = true)]
+async fn w94_a_sandbox_for_the_files_of_a_conversation_is_metered() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    backend.set_cpu_usec(700);
+    let blue = Tenant("blue".into());
+    let of_blue = Call { tenant: blue.clone(), ..caller() };
+    engine.execute(&of_blue, upload("c".into())).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let used = engine.take_usage().await;
+    assert_eq!(used.get(&blue).and_then(|used| used.cpu_usec), Some(700), "{used:?}");
+}
