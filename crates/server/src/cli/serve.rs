@@ -171,7 +171,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     }
     observer.record_usage(engine.take_usage().await);
     if let Some(journal) = observer.journal() {
-        journal.record(JournalEntry::event("server_stopped"));
+        journal.record_own(JournalEntry::event("server_stopped"));
         journal.close();
     }
     tracing::info!("stopped");
@@ -265,7 +265,7 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
     });
     let journal = journal.transpose()?;
     if let Some(journal) = &journal {
-        journal.record(JournalEntry::event("server_started"));
+        journal.record_own(JournalEntry::event("server_started"));
     }
     let engine = engine.clone();
     let owners = engine.clone();
@@ -293,7 +293,10 @@ async fn watch(engine: Engine, observer: Arc<Observer>, no_more: CancellationTok
                 }
             }
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(missed, "the journal missed events of the engine, which came too fast")
+                tracing::warn!(missed, "the journal missed events of the engine, which came too fast");
+                if let Some(journal) = observer.journal() {
+                    journal.lose(missed);
+                }
             }
             Err(RecvError::Closed) => return,
         }
