@@ -383,11 +383,17 @@ impl Rules {
         if self.opened(&target.host, target.port)? == PortRule::ByPrivate {
             return Err(self.closed_port(target));
         }
+        self.local_name(target, name, "upstream")
+    }
+
+    /// Checks a name whose real address another proxy finds, and not this server. That proxy would find names for local
+    /// use in its own network, or on its own machine.
+    fn local_name(&self, target: &Target, name: &str, proxy: &str) -> Result<(), DenyReason> {
         let is_listed = || self.allow.iter().any(|entry| entry.means(&target.host) && !entry.is_wide());
         if is_local(name) && !is_listed() {
             return Err(DenyReason {
                 rule: format!(
-                    "{name} is a name of the upstream proxy's own network, which {} does not list",
+                    "{name} is a name of the {proxy} proxy's own network, which {} does not list",
                     self.table.title()
                 ),
                 remedy: self.table.remedy("allow", &target.to_string()),
@@ -457,9 +463,15 @@ impl CompiledPolicy {
 
     /// Checks whether the proxy may connect to `address` for this target.
     pub(crate) fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), DenyReason> {
-        let is_fake = self.fake_ip_dns && matches!(target.host, Host::Name(_)) && address::is_fake(address.ip());
-        let special = Special::of_this_host(address.ip()).filter(|special| special.only_exact || !is_fake);
-        self.every(|rules| rules.connected(target, address, special))
+        let fake_name = match &target.host {
+            Host::Name(name) if self.fake_ip_dns && address::is_fake(address.ip()) => Some(name),
+            _ => None,
+        };
+        let special = Special::of_this_host(address.ip()).filter(|special| special.only_exact || fake_name.is_none());
+        self.every(|rules| {
+            rules.connected(target, address, special)?;
+            fake_name.map_or(Ok(()), |name| rules.local_name(target, name, "transparent"))
+        })
     }
 
     /// Checks whether the proxy may use this way to the target. An upstream proxy resolves names itself, so that only

@@ -247,3 +247,22 @@ fn n22_addresses_of_a_fake_dns_count_as_public_only_by_name_and_only_if_the_oper
         assert!(judged(true, "a.example:443", address).is_err(), "{address}");
     }
 }
+
+/// W92: behind a fake DNS, the transparent proxy on this machine finds `metadata.google.internal` for the sandbox.
+#[test]
+fn w92_names_for_local_use_are_not_looked_up_by_a_transparent_proxy_unless_they_are_listed() {
+    let judged = |allow: &[&str], target: &str, address: &str| {
+        let policy = CompiledPolicy::new(&Policy::of(table("t", allow)), true).unwrap();
+        policy.connected(&Target::parse(target).unwrap(), address.parse().unwrap()).map_err(|refusal| refusal.rule)
+    };
+    for name in ["metadata.google.internal", "metadata", "router.lan", "printer.local"] {
+        let target = format!("{name}:80");
+        for wide in ["public", "*"] {
+            let rule = judged(&[wide], &target, "198.18.0.7:80").unwrap_err();
+            assert!(rule.contains("a name of the transparent proxy's own network"), "{rule}");
+            assert!(judged(&[wide], &target, "[fc00::7]:80").is_err(), "{name}");
+        }
+        assert_eq!(judged(&["public", name], &target, "198.18.0.7:80"), Ok(()), "{name} is listed");
+        assert_eq!(judged(&["*"], &target, "1.1.1.1:80"), Ok(()), "{name} has a real address");
+    }
+}

@@ -19,7 +19,7 @@ use crate::connect::ProxyError;
 use crate::limits::Bucket;
 use crate::pattern::Pattern;
 use crate::target::{Host, Target};
-use crate::vault::InjectedSecrets;
+use crate::vault::{InjectedSecrets, ask_for_searchable};
 use crate::{address, http, lock};
 
 /// Maximum length of the head of an answer to CONNECT.
@@ -138,7 +138,9 @@ impl UpstreamProxy {
             // The proxy could answer it itself, with the credentials that it was sent.
             return Err(ProxyError::Malformed("TRACE does not pass through the upstream proxy of this server".into()));
         }
+        // `*` of OPTIONS is no path, and would become a part of the host.
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let path = if path == "*" { "/" } else { path };
         *request.uri_mut() = Uri::try_from(format!("http://{}{path}", http::authority("http", target)))
             .map_err(|_| ProxyError::Malformed("the path of the request is none".into()))?;
         let headers = request.headers_mut();
@@ -146,8 +148,7 @@ impl UpstreamProxy {
         headers.remove(header::MAX_FORWARDS);
         if let Some(value) = &self.authorization {
             headers.insert(header::PROXY_AUTHORIZATION, value.clone());
-            // A compressed answer could not be searched for the credentials.
-            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            ask_for_searchable(headers);
         }
         Ok(())
     }

@@ -111,13 +111,18 @@ impl Vault {
             entry.put(headers, &mut needles);
         }
         if !needles.is_empty() {
-            // The response cannot be searched if it is compressed, or if the client chooses its charset or range.
-            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-            for name in [ACCEPT_CHARSET, RANGE, IF_RANGE] {
-                headers.remove(name);
-            }
+            ask_for_searchable(headers);
         }
         InjectedSecrets { needles }
+    }
+}
+
+/// Changes a request so that its response can be searched. It could not be if it were compressed, or if the client chose
+/// its charset or range.
+pub(crate) fn ask_for_searchable(headers: &mut HeaderMap) {
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    for name in [ACCEPT_CHARSET, RANGE, IF_RANGE] {
+        headers.remove(name);
     }
 }
 

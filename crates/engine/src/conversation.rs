@@ -251,6 +251,7 @@ impl Inner {
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         if let Some(parked) = turn.parked.as_mut().filter(|parked| !parked.sandbox.guest.is_lost()) {
             parked.since = Instant::now();
+            parked.sandbox.is_used();
             return Ok(parked.sandbox.clone());
         }
         turn.parked = None;
@@ -258,6 +259,7 @@ impl Inner {
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
         let _waiting = provisioner.caller_waits();
         let sandbox = provisioner.create(shape, None).await?;
+        sandbox.is_used();
         let since = Instant::now();
         turn.parked =
             Some(ParkedSandbox { sandbox: sandbox.clone(), shape: shape.clone(), language: None, since, permit });

@@ -422,8 +422,13 @@ impl LiveSandbox {
 
     /// Assigns the sandbox to a context or a conversation, to which its denials and its use are then attributed.
     pub(crate) fn belongs_to(&self, id: &str) {
-        self.entry.tenant.iter().for_each(|tenant| self.entry.meter.begin(tenant));
+        self.is_used();
         self.entry.egress.iter().for_each(|egress| egress.belongs_to(id));
+    }
+
+    /// Begins to meter the sandbox for its tenant.
+    pub(crate) fn is_used(&self) {
+        self.entry.tenant.iter().for_each(|tenant| self.entry.meter.begin(tenant));
     }
 
     /// Returns the network of a run, which lasts until the returned value is dropped.

@@ -218,7 +218,7 @@ impl Observer {
     pub fn record_usage(&self, of_sandboxes: BTreeMap<Tenant, TenantUsage>) {
         let Some(journal) = &self.journal else { return };
         for entry in usage::entries(self.calls.take(), of_sandboxes) {
-            journal.record(entry);
+            journal.record_own(entry);
         }
     }
 

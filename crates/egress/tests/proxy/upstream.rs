@@ -249,6 +249,30 @@ async fn n21_credentials_that_come_back_are_masked() {
     assert_eq!(answer.text(), format!("Basic {}", "*".repeat(32)));
 }
 
+/// W91: a client that gets the answer in parts of its own choice could put the credentials together from them.
+#[tokio::test]
+async fn w91_a_client_does_not_choose_the_part_of_an_answer_that_is_searched_for_credentials() {
+    let (upstream, asked) = upstream(0, Some(OK)).await;
+    let place = place(upstream, &["a.example"], |_, _| {});
+    let chosen = "Range: bytes=0-9\r\nIf-Range: \"x\"\r\nAccept-Charset: utf-16\r\nX-Own: 1\r\n";
+    assert_eq!(place.ask(&format!("GET http://a.example/ HTTP/1.1\r\nHost: x\r\n{chosen}\r\n")).await.text(), "ok");
+    let sent = asked.texts()[0].to_lowercase();
+    assert!(sent.contains("proxy-authorization: ") && sent.contains("x-own: 1"), "{sent}");
+    for header in ["\r\nrange:", "\r\nif-range:", "\r\naccept-charset:"] {
+        assert!(!sent.contains(header), "{sent}");
+    }
+}
+
+/// W93: the upstream proxy is asked for the host that the policy judged, whatever the path is.
+#[tokio::test]
+async fn w93_a_request_without_a_path_names_the_host_that_was_judged() {
+    let (upstream, asked) = upstream(0, Some(OK)).await;
+    let place = place(upstream, &["a.example"], |_, _| {});
+    assert_eq!(place.ask("OPTIONS * HTTP/1.1\r\nHost: a.example\r\n\r\n").await.text(), "ok");
+    let sent = asked.texts()[0].clone();
+    assert!(sent.starts_with("OPTIONS http://a.example/ HTTP/1.1\r\n"), "{sent}");
+}
+
 #[tokio::test]
 async fn n21_an_answer_that_could_hide_credentials_is_refused() {
     let packed = "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd";

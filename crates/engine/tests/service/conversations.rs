@@ -285,3 +285,17 @@ async fn the_operator_sees_and_stops_code_that_runs_in_a_conversation() {
     assert!(engine.contexts().await.is_empty());
     assert_eq!(text(&run_once(&engine, "c", "read /data/a.txt").await.stdout), "hello", "its files stay");
 }
+
+/// W94: the sandbox behind the files of a conversation is metered, although no code runs in it.
+#[tokio::test(start_paused = true)]
+async fn w94_a_sandbox_for_the_files_of_a_conversation_is_metered() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    backend.set_cpu_usec(700);
+    let blue = Tenant("blue".into());
+    let of_blue = Call { tenant: blue.clone(), ..caller() };
+    engine.execute(&of_blue, upload("c".into())).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let used = engine.take_usage().await;
+    assert_eq!(used.get(&blue).and_then(|used| used.cpu_usec), Some(700), "{used:?}");
+}

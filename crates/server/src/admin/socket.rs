@@ -177,6 +177,7 @@ impl AdminServer {
         };
         self.engine.stop_context(&view.tenant, view.realm, id).map_err(|error| error.to_string())?;
         tracing::info!(context = id, tenant = view.tenant.0, "the operator stopped a context");
+        self.record("stop", &format!("context {id} of tenant {}", view.tenant.0));
         Ok(shown(view))
     }
 
@@ -223,7 +224,7 @@ impl AdminServer {
     fn record(&self, did: &str, why: &str) {
         if let Some(journal) = self.observer.journal() {
             let why = Some(why.to_owned()).filter(|why| !why.is_empty());
-            journal.record(JournalEntry { did: Some(did.into()), why, ..JournalEntry::event("admin") });
+            journal.record_own(JournalEntry { did: Some(did.into()), why, ..JournalEntry::event("admin") });
         }
     }
 }

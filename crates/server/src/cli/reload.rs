@@ -222,7 +222,7 @@ impl Reloader {
     fn record(&self, event: &'static str, tenant: Option<&String>, why: String) {
         if let Some(journal) = self.observer.journal() {
             let (tenant, why) = (tenant.cloned(), Some(why).filter(|why| !why.is_empty()));
-            journal.record(JournalEntry { tenant, why, ..JournalEntry::event(event) });
+            journal.record_own(JournalEntry { tenant, why, ..JournalEntry::event(event) });
         }
     }
 

@@ -135,8 +135,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     welcome(config, &auth, address, &base);
     let reading = for_metrics.map(|(listener, address)| {
         tracing::info!("metrics: http://{address}/metrics");
-        let open = watched_readers.is_none();
-        let options = HttpOptions { open, grace: Duration::ZERO, ..self::http_options(config, &auth) };
+        let options = metrics_options(self::http_options(config, &auth), watched_readers.is_none());
         tokio::spawn(server.clone().serve_metrics(listener, options, watched_readers, stop.clone()))
     });
     tokio::spawn(server.clone().export_metrics(stop.clone()));
@@ -172,7 +171,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     }
     observer.record_usage(engine.take_usage().await);
     if let Some(journal) = observer.journal() {
-        journal.record(JournalEntry::event("server_stopped"));
+        journal.record_own(JournalEntry::event("server_stopped"));
         journal.close();
     }
     tracing::info!("stopped");
@@ -266,7 +265,7 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
     });
     let journal = journal.transpose()?;
     if let Some(journal) = &journal {
-        journal.record(JournalEntry::event("server_started"));
+        journal.record_own(JournalEntry::event("server_started"));
     }
     let engine = engine.clone();
     let owners = engine.clone();
@@ -294,7 +293,10 @@ async fn watch(engine: Engine, observer: Arc<Observer>, no_more: CancellationTok
                 }
             }
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(missed, "the journal missed events of the engine, which came too fast")
+                tracing::warn!(missed, "the journal missed events of the engine, which came too fast");
+                if let Some(journal) = observer.journal() {
+                    journal.lose(missed);
+                }
             }
             Err(RecvError::Closed) => return,
         }
@@ -327,6 +329,18 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
         session_idle: serve.session_idle,
         grace: wiring::shutdown_grace(config),
         ..HttpOptions::default()
+    }
+}
+
+/// Returns the options of the metrics' own listener. Without a token it is for this machine alone: no page may reach it
+/// under a name that leads to the loopback, whatever names the server has otherwise. It has few connections, because the
+/// limit of the server's connections does not count them.
+fn metrics_options(of_server: HttpOptions, open: bool) -> HttpOptions {
+    const CONNECTIONS: usize = 64;
+    let options = HttpOptions { open, grace: Duration::ZERO, max_connections: CONNECTIONS, ..of_server };
+    match open {
+        true => HttpOptions { allowed_hosts: Vec::new(), allowed_origins: Vec::new(), cors: false, ..options },
+        false => options,
     }
 }
 

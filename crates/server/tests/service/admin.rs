@@ -92,6 +92,7 @@ fn contexts_of_all_tenants_are_listed_described_and_stopped() {
     eventually("the journal", || {
         journal(&state.0).iter().any(|line| line["why"] == "the operator stopped its context")
     });
+    assert!(journal(&state.0).iter().any(|line| line["event"] == "admin" && line["did"] == "stop"));
     service.finish();
 }
 

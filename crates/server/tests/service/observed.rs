@@ -1,6 +1,7 @@
 //! Who may read the metrics, what they say about tenants, and what the journal says about contexts.
 
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
 use rustix::process::Signal;
@@ -65,6 +66,24 @@ fn metrics_have_a_listener_of_their_own() {
     let body = request(1, "tools/list", json!({})).to_string();
     let headers = [("content-type", "application/json"), ("accept", "application/json")];
     assert_eq!(there.ask("POST", "/mcp", &headers, body.as_bytes()).unwrap().status, 404);
+    service.finish();
+}
+
+/// W95: without a token, the listener of the metrics is for this machine alone, also where the server itself has any name.
+#[test]
+fn w95_a_page_does_not_read_the_metrics_under_a_name_of_its_own() {
+    let settings = "[serve]\nallowed_hosts = ['*']\n[metrics]\nlisten = '127.0.0.1:0'\n";
+    let service = Service::with("metrics-rebinding", Setup { settings, ..Setup::default() });
+    let line = |log: String| Some(log.split("metrics: http://").nth(1)?.split('/').next()?.to_owned());
+    let address: SocketAddr = line(service.log()).expect("the log names the listener").parse().unwrap();
+    let status = |host: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(["localhost", "127.0.0.1", "evil.example"].map(status), ["200", "200", "403"]);
     service.finish();
 }
 

@@ -4,10 +4,11 @@
 //! The journal consists of JSON lines, one file for each day. Each line has its own code and that of the line before.
 //! One thread writes; a call hands over its entry and continues. If the journal cannot keep up or the disk is full,
 //! entries are lost but calls are not affected. Lost entries are counted, and the count is written as soon as there is
-//! room.
+//! room. A tenant that makes more entries than can be written loses its own.
 
 mod chain;
 mod files;
+mod queue;
 pub mod verify;
 mod writer;
 
@@ -16,7 +17,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::op::{Notice, NoticeKind};
@@ -26,6 +27,7 @@ use text::cut;
 
 pub use self::chain::key_path;
 pub use self::files::lines;
+use self::queue::{Cause, Places};
 pub use self::verify::{VerifyReport, verify};
 pub use self::writer::JournalError;
 use self::writer::Writer;
@@ -192,7 +194,8 @@ pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
 /// Handle through which entries are recorded. It is cheap to clone.
 #[derive(Clone)]
 pub struct Journal {
-    queue: SyncSender<WriterCommand>,
+    queue: Sender<WriterCommand>,
+    places: Arc<Places>,
     counts: Arc<Counts>,
     contents: bool,
 }
@@ -218,7 +221,7 @@ impl Counts {
 }
 
 enum WriterCommand {
-    Entry(SystemTime, Box<JournalEntry>),
+    Entry(SystemTime, Cause, Box<JournalEntry>),
     Flush(SyncSender<()>),
     Close(SyncSender<()>),
 }
@@ -228,13 +231,14 @@ impl Journal {
     pub fn open(config: JournalConfig) -> Result<Self, JournalError> {
         // Contents make an entry large, and entries that wait for the disk have to fit into memory.
         let most = if config.contents { QUEUE_WITH_CONTENTS } else { usize::MAX };
-        let (queue, messages) = sync_channel(config.queue.clamp(1, most));
+        let places = Arc::new(Places::new(config.queue.clamp(1, most)));
+        let (queue, messages) = channel();
         let (counts, contents) = (Arc::<Counts>::default(), config.contents);
         let mut writer = Writer::open(config, SystemTime::now())?;
-        let shared = counts.clone();
+        let shared = (places.clone(), counts.clone());
         let thread = std::thread::Builder::new().name("journal".into());
-        thread.spawn(move || write_loop(&mut writer, &messages, &shared)).map_err(JournalError::Thread)?;
-        Ok(Self { queue, counts, contents })
+        thread.spawn(move || write_loop(&mut writer, &messages, &shared.0, &shared.1)).map_err(JournalError::Thread)?;
+        Ok(Self { queue, places, counts, contents })
     }
 
     /// Returns whether callers should collect [`JournalEntry::contents`].
@@ -242,14 +246,30 @@ impl Journal {
         self.contents
     }
 
-    /// Records an entry. It never waits and never fails; an entry that does not fit into the queue is counted as lost.
+    /// Records an entry that a client caused. It never waits and never fails; an entry for which its tenant has no place
+    /// in the queue is counted as lost.
     pub fn record(&self, entry: JournalEntry) {
+        self.put(Cause::Client, entry);
+    }
+
+    /// Records an entry that no client can cause at will: the use of a tenant, or something that the operator did. It has
+    /// a place however many entries of clients wait.
+    pub fn record_own(&self, entry: JournalEntry) {
+        self.put(Cause::Server, entry);
+    }
+
+    fn put(&self, cause: Cause, entry: JournalEntry) {
         let entry = Box::new(entry.bounded(self.contents));
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.queue.try_send(WriterCommand::Entry(SystemTime::now(), entry))
+        if !self.places.take(cause, entry.tenant.as_deref())
+            || self.queue.send(WriterCommand::Entry(SystemTime::now(), cause, entry)).is_err()
         {
             self.counts.lose(1);
         }
+    }
+
+    /// Counts entries that were lost before they could be recorded.
+    pub fn lose(&self, entries: u64) {
+        self.counts.lose(entries);
     }
 
     /// Returns the number of lost entries since the start, for the metrics.
@@ -287,9 +307,10 @@ const TOGETHER: usize = 64;
 /// Minimum time between two `gap` entries, so that under a flood one line reports many lost entries.
 const GAP_PAUSE: Duration = Duration::from_secs(1);
 
-fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Counts) {
+fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, places: &Places, counts: &Counts) {
     let mut gap_tried: Option<Instant> = None;
     let mut tidied = Instant::now();
+    let mut gathers = true;
     loop {
         // The check stands before the wait, because there may always be something to write.
         if tidied.elapsed() >= IDLE {
@@ -302,10 +323,15 @@ fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &
         let mut entries = Vec::new();
         match messages.recv_timeout(IDLE) {
             Ok(first) => {
-                std::thread::sleep(GATHER);
+                if gathers {
+                    std::thread::sleep(GATHER);
+                }
                 for message in std::iter::once(first).chain(messages.try_iter().take(TOGETHER - 1)) {
                     match message {
-                        WriterCommand::Entry(time, entry) => entries.push((time, entry)),
+                        WriterCommand::Entry(time, cause, entry) => {
+                            places.give_back(cause, entry.tenant.as_deref());
+                            entries.push((time, entry));
+                        }
                         WriterCommand::Flush(done) => waiting = Some(done),
                         WriterCommand::Close(done) => (waiting, closes) = (Some(done), true),
                     }
@@ -320,6 +346,8 @@ fn write_loop(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &
                 return;
             }
         }
+        // After so many, others wait already.
+        gathers = entries.len() < TOGETHER;
         if !entries.is_empty() {
             let mut written = Ok(());
             if counts.unwritten() > 0 && gap_tried.is_none_or(|at| at.elapsed() >= GAP_PAUSE) {
@@ -460,17 +488,17 @@ mod tests {
     #[test]
     fn what_does_not_fit_the_queue_is_counted_and_the_gap_is_written() {
         let dir = Scratch::new();
-        let config = JournalConfig { queue: 4, ..JournalConfig::new(dir.0.join("journal")) };
-        let mut writer = Writer::open(config, SystemTime::now()).unwrap();
-        let (queue, messages) = sync_channel(4);
-        let journal = Journal { queue, counts: Arc::default(), contents: false };
+        let mut writer = Writer::open(JournalConfig::new(dir.0.join("journal")), SystemTime::now()).unwrap();
+        let (queue, messages) = channel();
+        let places = Arc::new(Places::new(8));
+        let journal = Journal { queue, places, counts: Arc::default(), contents: false };
         for n in 0..10 {
             journal.record(call(&format!("tool-{n}"))); // the writer does not run yet
         }
         assert_eq!(journal.lost(), 6);
         let closing = journal.clone();
         let closer = std::thread::spawn(move || closing.close());
-        write_loop(&mut writer, &messages, &journal.counts);
+        write_loop(&mut writer, &messages, &journal.places, &journal.counts);
         closer.join().unwrap();
         let lines = read(&dir.0.join("journal"));
         assert_eq!(lines.len(), 5);
@@ -479,6 +507,35 @@ mod tests {
         drop(messages);
         journal.record(call("late"));
         assert_eq!(journal.lost(), 7);
+    }
+
+    /// W90: one tenant's flood costs neither the entries of another tenant, nor the record of what it used itself.
+    #[test]
+    fn w90_a_flood_of_one_tenant_costs_only_its_own_entries() {
+        let dir = Scratch::new();
+        let mut writer = Writer::open(JournalConfig::new(dir.0.join("journal")), SystemTime::now()).unwrap();
+        let (queue, messages) = channel();
+        let places = Arc::new(Places::new(100));
+        let journal = Journal { queue, places, counts: Arc::default(), contents: false };
+        (0..1000).for_each(|_| journal.record(call("flood"))); // the writer does not run yet
+        let of = |tenant: &str, event| JournalEntry { tenant: Some(tenant.into()), ..JournalEntry::event(event) };
+        journal.record(of("green", "call"));
+        journal.record_own(of("blue", "usage"));
+        journal.record_own(JournalEntry::event("admin"));
+        journal.lose(7);
+        let closing = journal.clone();
+        let closer = std::thread::spawn(move || closing.close());
+        write_loop(&mut writer, &messages, &journal.places, &journal.counts);
+        closer.join().unwrap();
+        let lines = read(&dir.0.join("journal"));
+        let has = |tenant: &Value, event: &str| {
+            lines.iter().filter(|line| line["tenant"] == *tenant && line["event"] == event).count()
+        };
+        assert_eq!((has(&json!("green"), "call"), has(&json!("blue"), "usage"), has(&Value::Null, "admin")), (1, 1, 1));
+        assert_eq!((has(&json!("blue"), "call"), journal.lost()), (50, 957));
+        let told: u64 =
+            lines.iter().filter(|line| line["event"] == "gap").filter_map(|line| line["count"].as_u64()).sum();
+        assert_eq!(told, 957);
     }
 
     /// Uses `/dev/full`, where every write fails for lack of space.
