@@ -1,14 +1,16 @@
 //! The log format for people. Every line begins with its time. After it, lines that a dialect's document prescribes
 //! appear exactly as the document prints them; all others appear in tracing's usual form.
 
+use std::cell::RefCell;
 use std::fmt::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use mcp::http::HTTP_LOG;
+use text::iso8601;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{self, Format, Full, Writer};
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -28,8 +30,7 @@ where
         if ![STARTUP_LOG, MCP_LOG, HTTP_LOG].contains(&metadata.target()) {
             return self.0.format_event(context, out, event);
         }
-        SystemTime.format_time(&mut out)?;
-        out.write_char(' ')?;
+        write_time(&mut out)?;
         if metadata.target() == STARTUP_LOG {
             write!(out, "[{}] ", metadata.level())?;
         }
@@ -38,6 +39,23 @@ where
         message.1?;
         writeln!(out)
     }
+}
+
+thread_local! {
+    /// The second of this thread's last line, since 1970 and as text.
+    static SECOND: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+}
+
+/// Writes the present time. A call writes several lines, and most of them share a second.
+fn write_time(out: &mut Writer<'_>) -> fmt::Result {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    SECOND.with_borrow_mut(|(second, text)| {
+        if text.is_empty() || *second != now.as_secs() {
+            *second = now.as_secs();
+            *text = iso8601(i64::try_from(*second).unwrap_or(i64::MAX));
+        }
+        write!(out, "{}.{:06}Z ", text.trim_end_matches('Z'), now.subsec_micros())
+    })
 }
 
 /// Writes only the message, because the lines that documents prescribe have no fields.

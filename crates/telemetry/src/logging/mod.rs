@@ -38,11 +38,9 @@ pub enum LogError {
 /// format. The lines are also exported, if `otel` exports logs.
 pub fn start(filter: &str, format: LogFormat, colour: bool, otel: Option<&Otel>) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
-    let filter = || EnvFilter::try_new(filter).map(quiet).map_err(refused);
-    let mut layers = vec![layer(format, colour, || sink::Stderr).with_filter(filter()?).boxed()];
-    if let Some(export) = otel.and_then(Otel::log_layer) {
-        layers.push(export.with_filter(filter()?).boxed());
-    }
+    let filter = EnvFilter::try_new(filter).map(quiet).map_err(refused)?;
+    let export = otel.and_then(Otel::log_layer);
+    let layers = layer(format, colour, || sink::Stderr).and_then(export).with_filter(filter);
     Ok(Registry::default().with(layers).try_init()?)
 }
 
