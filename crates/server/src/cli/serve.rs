@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use telemetry::otel::Otel;
 use text::unix_now;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::file_secret::file_secret;
@@ -62,9 +64,8 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let (signals, reloads) = Signals::listen_for_reloads()?;
     let config = &context.config;
     auth.start();
-    let http_options = http_options(config, &auth);
-    http_options.check().map_err(Failed)?;
-    let max_connections = connection_limit(config.serve.max_connections);
+    let options = http_options(config, &auth);
+    options.check().map_err(Failed)?;
     let allowed = |address| auth::bind_allowed(address, auth.is_required(), config.auth.none);
     let (listener, address) = listen(&config.serve.listen, allowed).await?;
     let for_metrics = match &config.metrics.listen {
@@ -94,22 +95,21 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     let watched = |auth: Arc<Auth>| Arc::new(auth::Watched { auth, observer: observer.clone() });
     let (authenticator, watched_readers) = (watched(auth.clone()), readers.clone().map(watched));
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
+    let routes = match &for_metrics {
+        Some(_) => server.routes(auth.clone(), signer),
+        None => {
+            let readers: Arc<dyn Authenticator> = watched_readers.clone().unwrap_or_else(|| authenticator.clone());
+            server.routes(auth.clone(), signer).merge(server.metrics_route(Some(readers)))
+        }
+    };
     let app = App {
-        // One tenant gets at most a quarter of the connections, so that only four greedy tenants together can keep
-        // others out.
-        options: HttpOptions { max_connections, max_requests_per_tenant: (max_connections / 4).max(1), ..http_options },
+        options: options.clone(),
         counters: server.counters.clone(),
         log: lines::log_http,
-        authenticator: authenticator.clone(),
+        authenticator,
         endpoints: server.endpoints(config, lang, &links),
         default: config.dialect.clone(),
-        routes: match &for_metrics {
-            Some(_) => server.routes(auth.clone(), signer),
-            None => {
-                let readers: Arc<dyn Authenticator> = watched_readers.clone().unwrap_or(authenticator);
-                server.routes(auth.clone(), signer).merge(server.metrics_route(Some(readers)))
-            }
-        },
+        routes,
     };
 
     let stop = signals.first.child_token();
@@ -124,32 +124,18 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
         reloader,
         stop: stop.clone(),
     };
-    let administering = match AdminSocket::bind(&config.state_dir) {
-        Ok(socket) => Some(tokio::spawn(admin.serve(socket, no_more_notices.clone()))),
-        Err(error) => {
-            tracing::warn!("`sandpool admin` does not work, because its socket cannot be made: {error}");
-            None
-        }
-    };
+    let administering = administer(admin, &config.state_dir, no_more_notices.clone());
     tokio::spawn(meter(engine.clone(), observer.clone(), stop.clone()));
     welcome(config, &auth, address, &base);
     let reading = for_metrics.map(|(listener, address)| {
         tracing::info!("metrics: http://{address}/metrics");
-        let options = metrics_options(self::http_options(config, &auth), watched_readers.is_none());
+        let options = metrics_options(options, watched_readers.is_none());
         tokio::spawn(server.clone().serve_metrics(listener, options, watched_readers, stop.clone()))
     });
     tokio::spawn(server.clone().export_metrics(stop.clone()));
     let now = signals.second.clone();
     let grace = wiring::shutdown_grace(config);
-    let stop_requested = tokio::spawn({
-        let (stop, engine) = (stop.clone(), engine.clone());
-        async move {
-            stop.cancelled().await;
-            let contexts: usize = engine.counts().contexts.values().sum();
-            tracing::info!("stopping: {contexts} contexts end; calls in progress have up to {grace:?}");
-            Instant::now()
-        }
-    });
+    let stop_requested = tokio::spawn(announce_stop(engine.clone(), stop.clone(), grace));
     tokio::spawn(return_memory(stop.clone()));
     let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     transport::serve(listener, app, stop.clone(), now.clone()).await;
@@ -177,6 +163,25 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, readers: Option<Arc<Auth>>,
     tracing::info!("stopped");
     otel::finish(&context);
     prepared.map(|()| ExitCode::SUCCESS)
+}
+
+/// Starts to serve the operator's commands, until `end` is cancelled. Without a socket the server works all the same.
+fn administer(admin: AdminServer, state_dir: &Path, end: CancellationToken) -> Option<JoinHandle<()>> {
+    match AdminSocket::bind(state_dir) {
+        Ok(socket) => Some(tokio::spawn(admin.serve(socket, end))),
+        Err(error) => {
+            tracing::warn!("`sandpool admin` does not work, because its socket cannot be made: {error}");
+            None
+        }
+    }
+}
+
+/// Waits until the server is told to stop, and logs what that ends. Returns the time at which it was told.
+async fn announce_stop(engine: Engine, stop: CancellationToken, grace: Duration) -> Instant {
+    stop.cancelled().await;
+    let contexts: usize = engine.counts().contexts.values().sum();
+    tracing::info!("stopping: {contexts} contexts end; calls in progress have up to {grace:?}");
+    Instant::now()
 }
 
 /// Refuses mounts that name no tenant on a server with several tenants, and mounts for tenants that do not exist. A tenant
@@ -314,7 +319,11 @@ async fn meter(engine: Engine, observer: Arc<Observer>, stop: CancellationToken)
 fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
     let serve = &config.serve;
     let public_host = serve.public_url.as_deref().and_then(|url| url.split("://").nth(1)?.split('/').next());
+    let max_connections = connection_limit(serve.max_connections);
     HttpOptions {
+        max_connections,
+        // Only four greedy tenants together can keep others out.
+        max_requests_per_tenant: (max_connections / 4).max(1),
         allowed_hosts: serve.allowed_hosts.iter().cloned().chain(public_host.map(str::to_owned)).collect(),
         allowed_origins: serve.allowed_origins.clone(),
         cors: serve.cors,
