@@ -238,6 +238,8 @@ fn b32_no_other_origin_leads_the_page_to_another_file() {
     let origin = evaluate(way, "location.origin");
     let window = way.good("browser_act", json!({ "action": "click", "target": "link \"Window\"" }));
     assert_eq!(window.facts["url"], other.as_str(), "{}", window.text);
+    // The window has its address before it has a document to attack with.
+    way.good("browser_act", json!({ "action": "wait", "text": "Cart: 0" }));
     let attack = format!("{hide} opener.location = {origin} + '/other.html'; 0");
     refused(way, &[json!({ "action": "evaluate", "expression": attack }), json!({ "action": "tab", "tab": 1 })]);
     // The other address took the files away; only the client brings them back.
