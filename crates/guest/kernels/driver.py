@@ -49,7 +49,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import machinery
 from json.encoder import encode_basestring as quote
-from os import close, dup, dup2, fstat, get_inheritable, getpid, killpg, read, stat, waitid, write
+from os import close, dup, dup2, fstat, get_inheritable, getpid, killpg, putenv, read, stat, unsetenv, waitid, write
 from pathlib import Path
 from time import perf_counter, tzset
 from types import FrameType
@@ -94,6 +94,7 @@ NO_INPUT = "input() is not available: this sandbox has no interactive stdin"
 ALL_SIGNALS = signal.valid_signals()
 BOOT_PATH = list(sys.path)
 ENVIRON = os.environ
+VARIABLES: dict[bytes, bytes] = ENVIRON._data  # without the methods of `ENVIRON`, which raise for an absent name
 OWN_FILE = sys._getframe().f_code.co_filename
 STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code to which IPython gives a special meaning, or may give one, and code that keeps state in the compiler or needs an event loop.
@@ -919,7 +920,7 @@ class Kernel:
         self.shell: Shell = None  # type: ignore[assignment]
         self.streams: dict[str, io.TextIOWrapper] = {}
         self.merged = False  # 1 and 2 are the same pipe
-        self.cell_variables: list[tuple[str, str, str | None]] = []  # of the current cell: name, value, previous value
+        self.cell_variables: list[tuple[bytes, bytes, bytes | None]] = []  # of the current cell: name, value, previous value
         self.spare: dict[int, int] = {}  # copies of 1 and 2, in case a cell closes them
         self.stdin: Any = None
         self.shown: BaseException | None = None
@@ -1172,21 +1173,25 @@ class Kernel:
 
     def set_variables(self, variables: dict[str, str]) -> None:
         """Set the environment variables of the current cell."""
-        for name, value in variables.items():
-            self.cell_variables.append((name, value, ENVIRON.get(name)))
-            ENVIRON[name] = value
+        for name, text in variables.items():
+            key, value = name.encode(), text.encode("utf-8", "surrogateescape")
+            self.cell_variables.append((key, value, VARIABLES.get(key)))
+            putenv(key, value)
+            VARIABLES[key] = value
 
     def restore_variables(self) -> None:
         """Restore the environment from before the cell, except for variables that the cell itself changed."""
         while self.cell_variables:
-            name, value, before = self.cell_variables[-1]
+            key, value, before = self.cell_variables[-1]
             for _ in range(3):  # a signal handler of the user may raise here
                 try:
-                    if ENVIRON.get(name) == value:
+                    if VARIABLES.get(key) == value:
                         if before is None:
-                            del ENVIRON[name]
+                            unsetenv(key)
+                            del VARIABLES[key]
                         else:
-                            ENVIRON[name] = before
+                            putenv(key, before)
+                            VARIABLES[key] = before
                     break
                 except BaseException:
                     continue

@@ -99,7 +99,8 @@ impl<S: Service<RoleServer>> Guarded<S> {
             other => shown(other.method()).into_owned(),
         };
         let cancel = context.ct.clone();
-        let handled = caught(self.service.handle_request(request, context));
+        // The future is large, and rmcp moves the future of a request several times.
+        let handled = caught(Box::pin(self.service.handle_request(request, context)));
         let handled = match &self.halt {
             None => handled.await,
             Some(halt) => {

@@ -73,7 +73,9 @@ impl<S: Subscriber> Layer<S> for LogExport {
         if metadata.target().starts_with(module_path!().trim_end_matches("::log")) {
             return;
         }
-        let mut fields = Fields { message: String::new(), attributes: Attributes::new() };
+        // The call that logs should not allocate often. The target takes the place of the message among the attributes.
+        let (message, attributes) = (String::with_capacity(128), Attributes::with_capacity(metadata.fields().len()));
+        let mut fields = Fields { message, attributes };
         event.record(&mut fields);
         let Fields { message, mut attributes } = fields;
         attributes.push(("sandpool.target", metadata.target().into()));

@@ -1,5 +1,6 @@
 //! Converts records to the messages of OTLP.
 
+use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::SCHEMA_URL;
@@ -33,7 +34,7 @@ pub(super) struct Encoder {
 
 impl Encoder {
     pub(super) fn new(resource: &[(String, String)], json: bool) -> Self {
-        let attributes = resource.iter().map(|(name, value)| attribute(name, text(value))).collect();
+        let attributes = resource.iter().cloned().map(|(name, value)| attribute(name, text(value))).collect();
         let resource = Message::new([((1, "attributes"), Node::Messages(attributes))]);
         Self { resource, json, started: SystemTime::now() }
     }
@@ -76,12 +77,11 @@ impl Encoder {
     }
 }
 
-fn text(text: &str) -> Node {
+fn text(text: impl Into<Cow<'static, str>>) -> Node {
     Node::Text(text.into())
 }
 
-/// Returns an attribute whose value is a text.
-fn attribute(name: &str, value: Node) -> Message {
+fn attribute(name: impl Into<Cow<'static, str>>, value: Node) -> Message {
     let field = match value {
         Node::Number(_) => (3, "intValue"),
         _ => (1, "stringValue"),
@@ -91,7 +91,7 @@ fn attribute(name: &str, value: Node) -> Message {
 
 fn attributes(all: Vec<(&'static str, AttributeValue)>) -> Node {
     let value = |value| match value {
-        AttributeValue::Text(text) => Node::Text(text),
+        AttributeValue::Text(value) => text(value),
         AttributeValue::Name(name) => text(name),
         AttributeValue::Number(number) => Node::Number(number),
     };
@@ -118,18 +118,21 @@ impl FinishedSpan {
             (Some(_), true) => IS_REMOTE,
             _ => 0,
         };
-        let name = self.target.map_or_else(|| self.name.to_owned(), |target| format!("{} {target}", self.name));
+        let name = match self.target {
+            Some(target) => text(format!("{} {target}", self.name)),
+            None => text(self.name),
+        };
         Message::new([
             ((1, "traceId"), trace_id(self.trace)),
             ((2, "spanId"), span_id(self.span)),
-            ((5, "name"), Node::Text(name)),
+            ((5, "name"), name),
             ((6, "kind"), Node::Choice(if self.is_server { SERVER } else { INTERNAL })),
             ((7, "startTimeUnixNano"), nanoseconds(self.began)),
             ((8, "endTimeUnixNano"), nanoseconds(self.ended)),
             ((9, "attributes"), attributes(self.attributes)),
             ((16, "flags"), Node::Fixed32(SAMPLED | HAS_IS_REMOTE | remote)),
         ])
-        .with((3, "traceState"), self.state.map(Node::Text))
+        .with((3, "traceState"), self.state.map(text))
         .with((4, "parentSpanId"), self.parent.map(span_id))
         .with((15, "status"), self.failed.then(|| Node::Message(Message::new([((3, "code"), Node::Choice(ERROR))]))))
     }
@@ -137,7 +140,7 @@ impl FinishedSpan {
 
 impl LogLine {
     fn into_message(self) -> Message {
-        let body = Message::new([((1, "stringValue"), Node::Text(self.message))]);
+        let body = Message::new([((1, "stringValue"), text(self.message))]);
         Message::new([
             ((1, "timeUnixNano"), nanoseconds(self.time)),
             ((11, "observedTimeUnixNano"), nanoseconds(self.time)),
@@ -172,7 +175,7 @@ fn metric(family: Family, times: &Times) -> Message {
 }
 
 fn point(sample: Sample, times: &Times) -> Message {
-    let labels = sample.labels.iter().map(|(name, value)| attribute(name, text(value))).collect();
+    let labels = sample.labels.into_iter().map(|(name, value)| attribute(name, text(value))).collect();
     let message = Message::new(times.clone());
     match sample.value {
         SampleValue::Number(number) => {

@@ -131,6 +131,9 @@ pub struct RequestSpan {
     ended: bool,
 }
 
+/// Number of attributes for which a request has room from the start.
+const USUAL_ATTRIBUTES: usize = 16;
+
 /// The value of `error.type` for a tool that answers with `isError`.
 const TOOL_ERROR: &str = "tool_error";
 const CANCELLED: &str = "cancelled";
@@ -158,7 +161,7 @@ impl RequestSpan {
             method,
             tool: None,
             began: SystemTime::now(),
-            attributes: Attributes::new(),
+            attributes: Attributes::with_capacity(if sampled { USUAL_ATTRIBUTES } else { 0 }),
             ended: false,
         }
     }

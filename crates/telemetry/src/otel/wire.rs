@@ -3,6 +3,8 @@
 //! OTLP has few messages, and the numbers of their fields never change, so this takes less code than a library and its
 //! configuration would.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 use text::hex;
 
@@ -15,7 +17,7 @@ pub(super) enum Node {
     Message(Message),
     /// A repeated field of messages.
     Messages(Vec<Message>),
-    Text(String),
+    Text(Cow<'static, str>),
     /// An id: bytes in protobuf, hexadecimal digits in JSON.
     Id(Vec<u8>),
     /// A signed number of variable length.
@@ -52,10 +54,25 @@ impl Message {
 
     pub(super) fn protobuf(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for ((number, _), value) in &self.0 {
-            value.write(*number, &mut bytes);
-        }
+        self.write(&mut bytes);
         bytes
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        for ((number, _), value) in &self.0 {
+            value.write(*number, out);
+        }
+    }
+
+    /// Writes this message as a field of another one. Its length precedes it and is known only after it was written.
+    fn write_field(&self, field: u32, out: &mut Vec<u8>) {
+        key(field, Kind::Bytes, out);
+        let start = out.len();
+        self.write(out);
+        let end = out.len();
+        varint((end - start) as u64, out);
+        let length = out.len() - end;
+        out[start..].rotate_right(length);
     }
 }
 
@@ -73,7 +90,7 @@ impl Node {
         match self {
             Self::Message(message) => message.json(),
             Self::Messages(messages) => messages.into_iter().map(Message::json).collect(),
-            Self::Text(text) => text.into(),
+            Self::Text(text) => text.into_owned().into(),
             Self::Id(bytes) => hex(&bytes).into(),
             // JSON has no whole numbers of 64 bits.
             Self::Number(number) => number.to_string().into(),
@@ -94,8 +111,8 @@ impl Node {
             out.extend_from_slice(bytes);
         };
         match self {
-            Self::Message(message) => bytes(&message.protobuf()),
-            Self::Messages(messages) => messages.iter().for_each(|message| bytes(&message.protobuf())),
+            Self::Message(message) => message.write_field(field, out),
+            Self::Messages(messages) => messages.iter().for_each(|message| message.write_field(field, out)),
             Self::Text(text) => bytes(text.as_bytes()),
             Self::Id(id) => bytes(id),
             Self::Counts(counts) => bytes(&counts.iter().flat_map(|count| count.to_le_bytes()).collect::<Vec<_>>()),
