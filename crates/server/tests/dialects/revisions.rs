@@ -211,15 +211,7 @@ impl Client {
         if let Some(values) = schema["enum"].as_array().filter(|values| !values.contains(value)) {
             return Err(format!("{value} is none of {values:?}"));
         }
-        let is = |kind: &str| match kind {
-            "object" => value.is_object(),
-            "array" => value.is_array(),
-            "string" => value.is_string(),
-            "boolean" => value.is_boolean(),
-            "integer" => value.is_u64() || value.is_i64(),
-            "number" => value.is_number(),
-            other => panic!("unknown type {other}"),
-        };
+        let is = |kind: &str| crate::tools::is_of_type(value, kind);
         let kinds = match &schema["type"] {
             Value::Null => Vec::new(),
             Value::String(kind) => vec![kind.as_str()],

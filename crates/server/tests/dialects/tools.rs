@@ -146,10 +146,9 @@ fn write_reply(said: &mut String, reply: &Reply, object_is_sent: bool) {
     }
 }
 
-/// As much of JSON Schema as the output schemas use.
-pub fn fits(schema: &Value, value: &Value) {
-    let kind = schema["type"].as_str().unwrap_or_else(|| panic!("no type in {schema}"));
-    let right = match kind {
+/// Whether a value has a type of JSON Schema.
+pub fn is_of_type(value: &Value, kind: &str) -> bool {
+    match kind {
         "object" => value.is_object(),
         "array" => value.is_array(),
         "string" => value.is_string(),
@@ -157,8 +156,13 @@ pub fn fits(schema: &Value, value: &Value) {
         "integer" => value.is_u64() || value.is_i64(),
         "number" => value.is_number(),
         other => panic!("unknown type {other}"),
-    };
-    assert!(right, "{value} is not {kind}");
+    }
+}
+
+/// As much of JSON Schema as the output schemas use.
+pub fn fits(schema: &Value, value: &Value) {
+    let kind = schema["type"].as_str().unwrap_or_else(|| panic!("no type in {schema}"));
+    assert!(is_of_type(value, kind), "{value} is not {kind}");
     let empty = Map::new();
     let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
     for (key, member) in value.as_object().unwrap_or(&empty) {
